@@ -1,0 +1,510 @@
+"""Configuration: frozen dataclasses, YAML files that say what differs, dotted overrides.
+
+Order: dataclass defaults (the paper), then ``_base_`` files, then the file, then overrides such as
+``train.lr=3e-4``. Unknown keys, wrong types and contradictions are errors that name the place.
+No torch here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from animegamer.atomic import write_text
+from animegamer.game import MeterRules
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names file, key and expectation."""
+
+
+@dataclass(frozen=True)
+class ShotConfig:
+    """An animation shot. Release: 17 frames (the paper says 16), 480 x 720, 8 fps."""
+
+    frames: int = 17
+    fps: int = 8
+    height: int = 480
+    width: int = 720
+
+
+@dataclass(frozen=True)
+class BackbonesConfig:
+    """The frozen networks and the bases that are fine-tuned: where they lie and what they give.
+
+    Attributes:
+        autoencoder: directory of the video autoencoder (diffusers layout).
+        image_encoder: directory of the CLIP tower (open_clip layout).
+        text_encoder: directory of the T5 encoder with its tokenizer.
+        video_base: directory of the text-to-video CogVideoX transformer.
+        language_base: directory of the Mistral base with its tokenizer.
+        latent_scale: latents are multiplied by it. Release: 1.15258426.
+        text_tokens: T5 tokens of the action text, padded or cut. Release: 30.
+        visual_tokens: CLIP patch tokens. Release: 196.
+        image_height: height in pixels that the CLIP tower takes.
+        image_width: width in pixels that the CLIP tower takes.
+    """
+
+    autoencoder: str = "checkpoints/CogVideoX-2b/vae"
+    image_encoder: str = "checkpoints/CLIP-ViT-B-16-laion2B-s34B-b88K"
+    text_encoder: str = "checkpoints/t5-v1_1-xxl"
+    video_base: str = "checkpoints/CogVideoX-2b/transformer"
+    language_base: str = "checkpoints/Mistral-7B-Instruct-v0.1"
+    latent_scale: float = 1.15258426
+    text_tokens: int = 30
+    visual_tokens: int = 196
+    image_height: int = 224
+    image_width: int = 224
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """A low-rank adapter; rank 0 means none."""
+
+    rank: int = 0
+    alpha: float = 1.0
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Action-aware encoder (paper Eq. 1).
+
+    Attributes:
+        variant: ``concat`` is the paper's; ``linear`` its "w/ less para", ``addition`` and
+            ``cross_attention`` its other ablations (paper App. C.3).
+        visual_positions: add a fixed 2-D table to the visual tokens. Deviation: off in the paper,
+            where 90,000 steps teach the decoder where a token belongs.
+    """
+
+    variant: Literal["concat", "linear", "addition", "cross_attention"] = "concat"
+    visual_positions: bool = False
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Animation shot decoder: CogVideoX with LoRA and a motion-scope embedding.
+
+    Attributes:
+        motion_scope: condition on ``f_ms``; off for the ablation "w/o f_ms".
+        motion_scope_hidden: width of its MLP. Release: 512.
+        lora: on q, k, v and output of the attention. Release: rank 64, alpha 1.
+        gradient_checkpointing: trade time for memory.
+    """
+
+    motion_scope: bool = True
+    motion_scope_hidden: int = 512
+    lora: LoraConfig = field(default_factory=lambda: LoraConfig(64, 1.0))
+    gradient_checkpointing: bool = False
+
+
+@dataclass(frozen=True)
+class DiffusionConfig:
+    """CogVideoX's diffusion (release): v-prediction, zero terminal SNR, shifted."""
+
+    train_steps: int = 1000
+    snr_shift: float = 3.0
+    beta_start: float = 0.00085
+    beta_end: float = 0.012
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How a shot is sampled.
+
+    Attributes:
+        steps: sampling steps. Release: 50.
+        guidance: ``dynamic`` grows monotonically over the steps; ``release`` reproduces the
+            release's swinging scale; ``constant``; ``none`` runs no unconditional branch.
+        scale: guidance scale. Release: 6.
+        exponent: of the dynamic scale. Release: 5.
+        stochastic: DPM++(2M) SDE noise (release); off gives the deterministic DPM++(2M).
+        batch_size: shots sampled together.
+    """
+
+    steps: int = 50
+    guidance: Literal["dynamic", "release", "constant", "none"] = "dynamic"
+    scale: float = 6.0
+    exponent: float = 5.0
+    stochastic: bool = True
+    batch_size: int = 1
+
+
+@dataclass(frozen=True)
+class MllmConfig:
+    """MLLM: Mistral with LoRA, learnable queries, projections in and out.
+
+    Attributes:
+        lora: on q k v o gate up down. Paper: rank 32, alpha 32; release: dropout 0.05.
+        projection_hidden: inner width of the projection in; None is Mistral's width.
+        alpha: weight of the MSE on the queries (paper Eq. 3).
+        beta: weight of the cosine loss (paper Eq. 4), 0 for the paper's main model.
+        history_noise: standard deviation of noise on the history's embeddings in training.
+            Deviation: 0 in the paper; hardens against the model's own predictions.
+    """
+
+    lora: LoraConfig = field(default_factory=lambda: LoraConfig(32, 32.0, 0.05))
+    projection_hidden: int | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+    history_noise: float = 0.0
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What a stage reads.
+
+    Attributes:
+        train: directory with ``shots.jsonl`` and ``clips/`` of the training split.
+        validation: the same for validation.
+        features: directory with the cached feature shards of both.
+        predictions: directory with the cached ``s_a_hat`` (stage 3).
+        reference_frame: which frame gives ``f_v``; ``random`` is the ablation "w/ rand. frame".
+        min_turns: shortest training subset of turns.
+        max_turns: longest training subset of turns. Release: 5.
+        sink_share: share of training subsets that open with turn 0 and skip to later turns.
+        supervise_first: ``always`` predicts every subset's first turn (paper); ``game_start`` only
+            those that really open their game, so that nothing unexplained is averaged.
+        workers: processes for loading and for making features.
+    """
+
+    train: str = "data/train"
+    validation: str = "data/validation"
+    features: str = "data/features"
+    predictions: str = "data/predictions"
+    reference_frame: Literal["first", "random"] = "first"
+    min_turns: int = 1
+    max_turns: int = 5
+    sink_share: float = 0.0
+    supervise_first: Literal["always", "game_start"] = "always"
+    workers: int = 2
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run.
+
+    Attributes:
+        run: run directory.
+        init: run or checkpoint directory whose weights this run starts from, or None.
+        trainable: what trains; each entry must match parameters.
+        steps: optimiser steps.
+        batch_size: samples a step and process.
+        lr: peak learning rate.
+        lr_groups: other peak rates by trainable entry.
+        warmup_steps: linear rise.
+        schedule: after the rise.
+        min_lr_share: where the cosine ends, as a share of ``lr``.
+        weight_decay: of matrices; vectors have none.
+        grad_clip: largest gradient norm.
+        accumulate: micro-batches a step.
+        precision: Accelerate's mixed precision.
+        ema_decay: 0 is none.
+        text_dropout: share of action texts emptied (release: 0.05).
+        image_dropout: share of visual references zeroed (release: 0.05).
+        first_frame_share: share of steps, at the start, that train on first frames only.
+        first_frame_batch: batch size of those steps.
+        validate_every: steps between validations; 0 never.
+        validation_batches: batches a validation.
+        samples: shots on a sample sheet.
+        save_every: steps between checkpoints.
+        keep: how many checkpoints are kept.
+        log_every: steps between log lines.
+        seed: of everything random.
+        threads: torch threads; 0 leaves it to torch.
+    """
+
+    run: str = "runs/unnamed"
+    init: str | None = None
+    trainable: tuple[str, ...] = ()
+    steps: int = 1000
+    batch_size: int = 1
+    lr: float = 2e-4
+    lr_groups: dict[str, float] = field(default_factory=dict)
+    warmup_steps: int = 100
+    schedule: Literal["constant", "cosine"] = "constant"
+    min_lr_share: float = 0.05
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
+    accumulate: int = 1
+    precision: Literal["no", "fp16", "bf16"] = "no"
+    ema_decay: float = 0.0
+    text_dropout: float = 0.05
+    image_dropout: float = 0.05
+    first_frame_share: float = 0.0
+    first_frame_batch: int = 0
+    validate_every: int = 500
+    validation_batches: int = 8
+    samples: int = 8
+    save_every: int = 500
+    keep: int = 2
+    log_every: int = 20
+    seed: int = 0
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class PlayConfig:
+    """One game.
+
+    Attributes:
+        checkpoint: directory with ``encoder``, ``decoder`` and ``mllm``.
+        scripts: instruction files, played as one batch.
+        output: directory of the results; with several scripts, one folder each.
+        window: turns in view, the current one included. Release: 1, which is no history.
+        sink: turn 0 stays in view (0 or 1).
+        history: what the past looks like to the model: the ``predicted`` representation (paper) or
+            the drawn shot's first frame, ``reencoded``.
+        opening: picture or shot of turn 0; overrides the script's own.
+        seed: of sampling.
+        device: torch device.
+        threads: torch threads; 0 leaves it to torch.
+        meters: how state changes move the meters.
+    """
+
+    checkpoint: str = "checkpoints/AnimeGamer"
+    scripts: tuple[str, ...] = ("game_demo/demo.txt",)
+    output: str = "results/demo"
+    window: int = 5
+    sink: int = 0
+    history: Literal["predicted", "reencoded"] = "predicted"
+    opening: str | None = None
+    seed: int = 0
+    device: str = "cpu"
+    threads: int = 0
+    meters: MeterRules = field(default_factory=MeterRules)
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Held-out games and the probes that judge them.
+
+    Attributes:
+        games: directory with the held-out games drawn by the built-in world.
+        probes: directory of the probe classifiers.
+        output: where ``metrics.json``, ``report.png`` and the table go.
+        count: games played of the main set.
+        long_games: 100-turn games played.
+        bootstrap: resamples for the 95 % intervals.
+    """
+
+    games: str = "data/test"
+    probes: str = "data/probes"
+    output: str = "results/evaluation"
+    count: int = 50
+    long_games: int = 2
+    bootstrap: int = 1000
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that one script reads."""
+
+    shot: ShotConfig = field(default_factory=ShotConfig)
+    backbones: BackbonesConfig = field(default_factory=BackbonesConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    mllm: MllmConfig = field(default_factory=MllmConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    play: PlayConfig = field(default_factory=PlayConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+
+def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
+    """Loads a configuration.
+
+    Args:
+        path: YAML file, or None for the defaults.
+        overrides: ``section.key=value``, the value read as YAML.
+
+    Raises:
+        ConfigError: unknown key, wrong type, conflicting bases, or settings that contradict.
+    """
+    tree = _read(Path(path), ()) if path is not None else {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip("-"):
+            raise ConfigError(f"override {override!r}: expected section.key=value")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override {override!r}: {error}") from None
+        branch: dict[str, Any] = {}
+        leaf = branch
+        *parents, last = key.lstrip("-").split(".")
+        for parent in parents:
+            leaf = leaf.setdefault(parent, {})
+        leaf[last] = value
+        tree = _merge(tree, branch)
+    config = from_tree(tree, str(path or "configuration"))
+    check(config)
+    return config
+
+
+def from_tree(tree: dict[str, Any], where: str = "configuration") -> Config:
+    """Builds a Config from nested mappings. Raises ConfigError."""
+    return typing.cast(Config, _build(Config, tree, where, ""))
+
+
+def to_tree(config: Any) -> dict[str, Any]:
+    """Nested plain mappings of a configuration."""
+    return typing.cast(dict[str, Any], _plain(dataclasses.asdict(config)))
+
+
+def save(config: Config, path: str | Path) -> None:
+    """Writes the resolved configuration as YAML, atomically."""
+    write_text(path, yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True))
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """What changed between two configuration trees, one ``key: old -> new`` each."""
+    changed = []
+    for key in dict.fromkeys([*old, *new]):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            changed += differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            changed.append(f"{prefix}{key}: {before!r} -> {after!r}")
+    return changed
+
+
+def check(config: Config) -> None:
+    """Checks settings against each other. Raises ConfigError."""
+    shot, train, play = config.shot, config.train, config.play
+    if (shot.frames - 1) % 4:
+        raise ConfigError(f"shot.frames is {shot.frames}, expected 4 n + 1 (such as 17)")
+    if not 1 <= config.data.min_turns <= config.data.max_turns:
+        raise ConfigError(
+            f"data.min_turns is {config.data.min_turns} and data.max_turns "
+            f"{config.data.max_turns}, expected 1 <= min_turns <= max_turns"
+        )
+    for key in ("steps", "batch_size", "accumulate", "save_every", "log_every", "keep"):
+        if getattr(train, key) < 1:
+            raise ConfigError(f"train.{key} is {getattr(train, key)}, expected 1 or more")
+    for key in ("text_dropout", "image_dropout", "first_frame_share", "min_lr_share"):
+        if not 0 <= getattr(train, key) <= 1:
+            raise ConfigError(f"train.{key} is {getattr(train, key)}, expected 0 to 1")
+    if not 0 <= train.ema_decay < 1:
+        raise ConfigError(f"train.ema_decay is {train.ema_decay}, expected 0 <= decay < 1")
+    if play.window < 1 or play.sink not in (0, 1):
+        raise ConfigError(
+            f"play.window is {play.window} and play.sink {play.sink}, expected window >= 1 "
+            "(1 is no history) and sink 0 or 1"
+        )
+    if config.sampling.steps < 1 or config.sampling.steps > config.diffusion.train_steps:
+        raise ConfigError(
+            f"sampling.steps is {config.sampling.steps}, expected 1 to "
+            f"{config.diffusion.train_steps}"
+        )
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.resolve()
+    if path in seen:
+        raise ConfigError(f"{path}: _base_ cycle: {' -> '.join(str(p) for p in [*seen, path])}")
+    if not path.is_file():
+        raise ConfigError(f"no configuration file {path}")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected a mapping, found {type(tree).__name__}")
+    bases = tree.pop("_base_", [])
+    merged: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        branch = _read(path.parent / base, (*seen, path))
+        clash = _leaves(merged).keys() & _leaves(branch).keys()
+        if clash:
+            raise ConfigError(f"{path}: two bases set {sorted(clash)[0]!r}")
+        merged = _merge(merged, branch)
+    return _merge(merged, tree)
+
+
+def _merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = _merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            leaves.update(_leaves(value, f"{prefix}{key}."))
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def _build(kind: type, tree: Any, where: str, prefix: str) -> Any:
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{where}: {prefix.rstrip('.')} is {tree!r}, expected a mapping")
+    hints = typing.get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind)]
+    values = {}
+    for key, value in tree.items():
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, 1)
+            hint = f"; did you mean {prefix}{near[0]}?" if near else f"; known: {', '.join(names)}"
+            raise ConfigError(f"{where}: unknown key {prefix}{key}{hint}")
+        values[key] = _cast(hints[key], value, where, f"{prefix}{key}")
+    return kind(**values)
+
+
+def _cast(hint: Any, value: Any, where: str, key: str) -> Any:
+    """Casts strictly: PyYAML reads 1e-4 as a string and ``on`` as True."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return _build(typing.cast(type, hint), value, where, f"{key}.")
+    if origin is Literal and value is False and "no" in arguments:
+        return "no"
+    if origin is Literal and value in arguments:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _cast(next(a for a in arguments if a is not type(None)), value, where, key)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_cast(arguments[0], v, where, f"{key}[{i}]") for i, v in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {str(k): _cast(arguments[1], v, where, f"{key}.{k}") for k, v in value.items()}
+    if hint is float and not isinstance(value, bool):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    elif hint in (int, str, bool) and type(value) is hint:
+        return value
+    expected = " or ".join(map(repr, arguments)) if origin is Literal else _name(hint)
+    raise ConfigError(f"{where}: {key} is {value!r}, expected {expected}")
+
+
+def _name(hint: Any) -> str:
+    if typing.get_origin(hint) is tuple:
+        return f"a list of {_name(typing.get_args(hint)[0])}"
+    return {int: "an integer", float: "a number", str: "a string", bool: "true or false"}.get(
+        hint, str(hint)
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value

@@ -1,0 +1,192 @@
+"""The JSONL schema that every step writes and reads: clips, shots, episodes.
+
+A film cut by the data pipeline and a film drawn by the built-in world give the same records.
+No torch and no video here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from animegamer.atomic import write_text
+from animegamer.game import CharacterState, Instruction
+
+SPLITS = ("train", "validation", "test")
+
+
+class RecordError(ValueError):
+    """A record that does not follow the schema; the message names file, line and field."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A raw piece of a film, before anything is known about what it shows.
+
+    Attributes:
+        clip_id: unique name.
+        film: the film it was cut from.
+        path: video file, relative to the JSONL file.
+        start: begin in the film, seconds.
+        end: end in the film, seconds.
+        scene: number of the scene in the film.
+        rejected: why the clip must not be trained on, or None.
+    """
+
+    clip_id: str
+    film: str
+    path: str
+    start: float
+    end: float
+    scene: int
+    rejected: str | None = None
+
+
+@dataclass(frozen=True)
+class Shot:
+    """An annotated 2-second animation shot: one turn of an episode.
+
+    Attributes:
+        shot_id: unique name.
+        film: the film of the first named character.
+        split: train, validation or test.
+        episode: the episode (game) it belongs to.
+        turn: place in the episode; 0 is an opening shot, which nothing asks for.
+        clip: video file, relative to the JSONL file: F frames at 8 fps.
+        instruction: what a player would have typed; None for an opening shot.
+        action: short English action text, the source of ``f_md``; empty for an opening shot.
+        motion_scope: mean optical flow, pixels per frame of a 720-wide frame at 8 fps.
+        motion_level: its level, 1 to 5.
+        change: state change; None for an opening shot.
+        language: language of the instruction (en, zh, ja).
+        labels: canonical names of what is shown (characters, motion, adverb, intensity, place,
+            time_of_day), where known.
+        hidden: attributes that no instruction names, for evaluation only: training code reads
+            records without them.
+        seed: seed of a drawn shot, or None.
+    """
+
+    shot_id: str
+    film: str
+    split: str
+    episode: str
+    turn: int
+    clip: str
+    instruction: Instruction | None
+    action: str
+    motion_scope: float
+    motion_level: int
+    change: CharacterState | None
+    language: str = "en"
+    labels: dict[str, Any] = field(default_factory=dict)
+    hidden: dict[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise RecordError(f"split is {self.split!r}, expected one of {', '.join(SPLITS)}")
+        if self.turn < 0:
+            raise RecordError(f"turn is {self.turn}, expected 0 or more")
+        if self.turn > 0 and (self.instruction is None or self.change is None):
+            raise RecordError(f"turn {self.turn} has no instruction or no state change")
+        if self.motion_level not in range(1, 6):
+            raise RecordError(f"motion_level is {self.motion_level!r}, expected 1 to 5")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """The shots of one game in turn order."""
+
+    episode: str
+    shots: tuple[Shot, ...]
+
+
+Record = TypeVar("Record", Clip, Shot)
+
+
+def _shot_from_json(value: dict[str, Any]) -> Shot:
+    value = dict(value)
+    if value.get("instruction") is not None:
+        instruction = value["instruction"]
+        value["instruction"] = Instruction(
+            tuple(instruction["characters"]), instruction["motion"], instruction["background"]
+        )
+    if value.get("change") is not None:
+        value["change"] = CharacterState(**value["change"])
+    return Shot(**value)
+
+
+def _read(path: Path, make: type[Record]) -> Iterator[Record]:
+    known = {f.name for f in fields(make)}
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+                if not isinstance(value, dict):
+                    raise RecordError(f"expected an object, found {type(value).__name__}")
+                unknown = sorted(set(value) - known)
+                if unknown:
+                    raise RecordError(f"unknown field {unknown[0]!r}")
+                yield _shot_from_json(value) if make is Shot else make(**value)
+            except (json.JSONDecodeError, RecordError, TypeError, ValueError, KeyError) as error:
+                raise RecordError(f"{path}:{number}: {error}") from None
+
+
+def read_clips(path: str | Path) -> list[Clip]:
+    """Reads ``clips.jsonl``. Raises RecordError with file and line."""
+    return list(_read(Path(path), Clip))
+
+
+def read_shots(path: str | Path, *, hidden: bool = False) -> list[Shot]:
+    """Reads ``shots.jsonl``.
+
+    Args:
+        path: the file.
+        hidden: keep the hidden attributes. Evaluation alone asks for them.
+
+    Raises:
+        RecordError: names the file, the line and what was expected.
+        FileNotFoundError: if there is no such file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no shots file {path}: draw or prepare the data first")
+    shots = list(_read(path, Shot))
+    if not hidden:
+        for shot in shots:
+            shot.hidden.clear()
+    return shots
+
+
+def read_episodes(path: str | Path, *, hidden: bool = False) -> list[Episode]:
+    """Reads ``shots.jsonl`` and groups its shots into episodes, in file order.
+
+    Raises:
+        RecordError: also where an episode's turns are not consecutive.
+    """
+    groups: dict[str, list[Shot]] = {}
+    for shot in read_shots(path, hidden=hidden):
+        groups.setdefault(shot.episode, []).append(shot)
+    episodes = []
+    for name, shots in groups.items():
+        shots.sort(key=lambda shot: shot.turn)
+        turns = [shot.turn for shot in shots]
+        if turns != list(range(turns[0], turns[0] + len(turns))):
+            raise RecordError(f"{path}: episode {name!r} has turns {turns}, expected no gap")
+        episodes.append(Episode(name, tuple(shots)))
+    return episodes
+
+
+def to_json(record: Clip | Shot) -> str:
+    """One JSONL line, without the newline."""
+    return json.dumps(asdict(record), ensure_ascii=False)
+
+
+def write_jsonl(path: str | Path, records: Iterable[Clip | Shot]) -> None:
+    """Writes records to a JSONL file, whole or not at all."""
+    write_text(path, "".join(to_json(record) + "\n" for record in records))
