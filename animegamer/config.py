@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -167,6 +168,8 @@ class DataConfig:
         features: directory with the cached feature shards of both.
         predictions: directory with the cached ``s_a_hat`` (stage 3).
         reference_frame: which frame gives ``f_v``; ``random`` is the ablation "w/ rand. frame".
+        prediction_history: what the MLLM sees when ``s_a_hat`` is cached for stage 3: the true
+            history (paper), or its ``own`` predictions, as in play.
         min_turns: shortest training subset of turns.
         max_turns: longest training subset of turns. Release: 5.
         sink_share: share of training subsets that open with turn 0 and skip to later turns.
@@ -180,6 +183,7 @@ class DataConfig:
     features: str = "data/features"
     predictions: str = "data/predictions"
     reference_frame: Literal["first", "random"] = "first"
+    prediction_history: Literal["true", "own"] = "true"
     min_turns: int = 1
     max_turns: int = 5
     sink_share: float = 0.0
@@ -258,6 +262,8 @@ class PlayConfig:
         checkpoint: directory with ``encoder``, ``decoder`` and ``mllm``.
         scripts: instruction files, played as one batch.
         output: directory of the results; with several scripts, one folder each.
+        upscale: videos are written this many times larger than they are drawn, for looking at
+            tiny shots.
         window: turns in view, the current one included. Release: 1, which is no history.
         sink: turn 0 stays in view (0 or 1).
         history: what the past looks like to the model: the ``predicted`` representation (paper) or
@@ -265,6 +271,8 @@ class PlayConfig:
         opening: picture or shot of turn 0; overrides the script's own.
         seed: of sampling.
         device: torch device.
+        precision: of the MLLM's and the decoder's weights; ``no`` is float32. Half the memory
+            with ``bf16`` or ``fp16``, on a GPU.
         threads: torch threads; 0 leaves it to torch.
         meters: how state changes move the meters.
     """
@@ -272,12 +280,14 @@ class PlayConfig:
     checkpoint: str = "checkpoints/AnimeGamer"
     scripts: tuple[str, ...] = ("game_demo/demo.txt",)
     output: str = "results/demo"
+    upscale: int = 1
     window: int = 5
     sink: int = 0
     history: Literal["predicted", "reencoded"] = "predicted"
     opening: str | None = None
     seed: int = 0
     device: str = "cpu"
+    precision: Literal["no", "fp16", "bf16"] = "no"
     threads: int = 0
     meters: MeterRules = field(default_factory=MeterRules)
 
@@ -287,20 +297,119 @@ class EvaluateConfig:
     """Held-out games and the probes that judge them.
 
     Attributes:
-        games: directory with the held-out games drawn by the built-in world.
-        probes: directory of the probe classifiers.
-        output: where ``metrics.json``, ``report.png`` and the table go.
-        count: games played of the main set.
-        long_games: 100-turn games played.
+        games: directory of the held-out games; missing ones are drawn by the built-in world.
+        probes: directory of the probe classifiers; trained where missing.
+        output: where ``metrics.json``, ``report.png``, the table and the played games go.
+        count: games of the main set, 10 turns each.
+        window_games: how many of them are played again with a window of 1.
+        skill_games: games that ask for skills which a character never showed.
+        language_games: games played in English, Chinese and Japanese.
+        long_games: 100-turn games.
         bootstrap: resamples for the 95 % intervals.
+        probe_games: games drawn to train the probes on, 10 turns and an opening each.
+        probe_steps: optimiser steps of the probes.
     """
 
     games: str = "data/test"
     probes: str = "data/probes"
     output: str = "results/evaluation"
     count: int = 50
-    long_games: int = 2
+    window_games: int = 25
+    skill_games: int = 25
+    language_games: int = 10
+    long_games: int = 4
     bootstrap: int = 1000
+    probe_games: int = 700
+    probe_steps: int = 1500
+
+
+@dataclass(frozen=True)
+class PretrainSchedule:
+    """Length and pace of one backbone's training."""
+
+    steps: int = 1000
+    batch_size: int = 16
+    lr: float = 1e-3
+
+
+@dataclass(frozen=True)
+class AutoencoderSizes:
+    """PatchAutoencoder; Deviation: tiny scale only."""
+
+    latent_channels: int = 32
+    patch: int = 8
+    encoder_width: int = 96
+    encoder_blocks: int = 2
+    decoder_width: int = 160
+    decoder_blocks: int = 3
+    train: PretrainSchedule = field(default_factory=PretrainSchedule)
+
+
+@dataclass(frozen=True)
+class ImageEncoderSizes:
+    """CLIP in open_clip's terms; ``mlp_ratio`` and ``layers`` of the image tower."""
+
+    patch: int = 16
+    width: int = 192
+    layers: int = 3
+    head_width: int = 48
+    mlp_ratio: float = 2.0
+    embed_dim: int = 128
+    text_width: int = 96
+    text_layers: int = 2
+    text_length: int = 24
+    train: PretrainSchedule = field(default_factory=PretrainSchedule)
+
+
+@dataclass(frozen=True)
+class TextEncoderSizes:
+    """T5, and the sentencepiece vocabulary that the tiny text models share."""
+
+    vocabulary: int = 600
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    feed_forward: int = 256
+    train: PretrainSchedule = field(default_factory=PretrainSchedule)
+
+
+@dataclass(frozen=True)
+class LanguageBaseSizes:
+    """Mistral."""
+
+    width: int = 192
+    layers: int = 4
+    heads: int = 4
+    key_value_heads: int = 1
+    feed_forward: int = 384
+    train: PretrainSchedule = field(default_factory=PretrainSchedule)
+
+
+@dataclass(frozen=True)
+class VideoBaseSizes:
+    """Text-to-video CogVideoX. Its training follows the ``train`` section."""
+
+    heads: int = 3
+    head_width: int = 64
+    layers: int = 5
+    time_embed: int = 48
+    text_tokens: int = 24
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Sizes and schedules of the tiny backbones (``scripts/train_backbones.py``).
+
+    Attributes:
+        clips: clips whose pixels the autoencoder and the CLIP tower are trained on.
+    """
+
+    clips: int = 4000
+    autoencoder: AutoencoderSizes = field(default_factory=AutoencoderSizes)
+    image_encoder: ImageEncoderSizes = field(default_factory=ImageEncoderSizes)
+    text_encoder: TextEncoderSizes = field(default_factory=TextEncoderSizes)
+    language_base: LanguageBaseSizes = field(default_factory=LanguageBaseSizes)
+    video_base: VideoBaseSizes = field(default_factory=VideoBaseSizes)
 
 
 @dataclass(frozen=True)
@@ -318,6 +427,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     play: PlayConfig = field(default_factory=PlayConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
 
 
 def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
@@ -345,6 +455,7 @@ def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -
         for parent in parents:
             leaf = leaf.setdefault(parent, {})
         leaf[last] = value
+        from_tree(branch, f"override {override!r}")
         tree = _merge(tree, branch)
     config = from_tree(tree, str(path or "configuration"))
     check(config)
@@ -408,6 +519,19 @@ def check(config: Config) -> None:
         )
 
 
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, which keeps the last of two equal keys in silence; an error here."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if key.value in keys:
+                mark = key.start_mark
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} again", mark)
+            keys.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     path = path.resolve()
     if path in seen:
@@ -415,14 +539,18 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"no configuration file {path}")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a mapping, found {type(tree).__name__}")
     bases = tree.pop("_base_", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"{path}: _base_ is {bases!r}, expected a path or a list of paths")
+    from_tree(tree, str(path))  # each file by itself, so that an error names the one at fault
     merged: dict[str, Any] = {}
-    for base in [bases] if isinstance(bases, str) else bases:
+    for base in bases:
         branch = _read(path.parent / base, (*seen, path))
         clash = _leaves(merged).keys() & _leaves(branch).keys()
         if clash:
@@ -485,8 +613,9 @@ def _cast(hint: Any, value: Any, where: str, key: str) -> Any:
         return {str(k): _cast(arguments[1], v, where, f"{key}.{k}") for k, v in value.items()}
     if hint is float and not isinstance(value, bool):
         try:
-            return float(value)
-        except (TypeError, ValueError):
+            if not math.isnan(number := float(value)):
+                return number
+        except (TypeError, ValueError, OverflowError):
             pass
     elif hint in (int, str, bool) and type(value) is hint:
         return value

@@ -1,13 +1,25 @@
 """Typed batches and the datasets that make them; training reads feature shards, never video.
 
-Axis letters: B batch, T turns, F latent frames, N tokens of s_a, L sequence, D width.
+What the ``index``-th sample is follows from the seed and the index alone, so that a resumed run, or
+one on more processes, goes on with exactly the samples that were next.
+
+Axis letters: B batch, F latent frames, C latent channels, H x W latent grid, N tokens of s_a, D width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
+import numpy as np
 import torch
+
+from animegamer.config import TrainConfig
+from animegamer.features import FeatureStore
+from animegamer.game import MotionScope
+from animegamer.records import Shot
 
 
 @dataclass
@@ -19,11 +31,142 @@ class ShotBatch:
         f_v: (B, N_v, W_v) float, CLIP patch tokens of the reference frame.
         f_md: (B, N_t, W_t) float, T5 states of the action text.
         f_ms: (B,) float, motion scope scalars.
-        s_a_hat: (B, N, D) float, cached MLLM predictions, stage 3 only.
+        text_kept: (B,) bool, False where condition dropout empties the action text.
+        image_kept: (B,) bool, False where it zeroes the visual reference.
+        s_a_hat: (B, N, D) float, cached MLLM predictions; stage 3 only.
     """
 
     latents: torch.Tensor
     f_v: torch.Tensor
     f_md: torch.Tensor
     f_ms: torch.Tensor
+    text_kept: torch.Tensor
+    image_kept: torch.Tensor
     s_a_hat: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> ShotBatch:
+        """The batch on another device."""
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return ShotBatch(**{k: v if v is None else v.to(device) for k, v in moved.items()})
+
+
+class Shuffle:
+    """An endless, seeded order over ``size`` items: a fresh permutation every epoch."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        if size < 1:
+            raise ValueError("nothing to train on: the dataset is empty")
+        self.size, self.seed = size, seed
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def __getitem__(self, index: int) -> int:
+        epoch, place = divmod(index, self.size)
+        if epoch != self._epoch:
+            self._order = np.random.default_rng((self.seed, epoch)).permutation(self.size)
+            self._epoch = epoch
+        return int(self._order[place])
+
+
+class ShotDataset:
+    """Shots with their cached features.
+
+    Args:
+        shots: the records; opening shots (turn 0) are left out.
+        features: store of ``f_v``, ``f_md`` and ``latents``.
+        seed: of the order and of condition dropout.
+        text_dropout: share of action texts emptied (release: 0.05).
+        image_dropout: share of visual references zeroed (release: 0.05), independently.
+        predictions: store of ``s_a_hat``, or None.
+        random_frame: take ``f_v`` of a random frame (ablation "w/ rand. frame").
+    """
+
+    def __init__(
+        self,
+        shots: Sequence[Shot],
+        features: FeatureStore,
+        seed: int,
+        *,
+        text_dropout: float = 0.0,
+        image_dropout: float = 0.0,
+        predictions: FeatureStore | None = None,
+        random_frame: bool = False,
+    ) -> None:
+        self.shots = [shot for shot in shots if shot.turn > 0]
+        self.features, self.predictions, self.seed = features, predictions, seed
+        self.text_dropout, self.image_dropout = text_dropout, image_dropout
+        self.reference = "f_v_random" if random_frame else "f_v"
+        self.order = Shuffle(len(self.shots), seed)
+        for store in (features, predictions):
+            if store is not None:
+                missing = next((s.shot_id for s in self.shots if s.shot_id not in store), None)
+                if missing is not None:
+                    raise KeyError(f"no features of {missing!r} in {store.directory}: make them")
+
+    def batch(self, first: int, size: int, frames: int | None = None) -> ShotBatch:
+        """Samples ``first`` to ``first + size - 1`` of the endless order.
+
+        Args:
+            first: index of the first sample.
+            size: B.
+            frames: keep only so many latent frames (1 trains on first frames).
+        """
+        rows, kept = [], []
+        for index in range(first, first + size):
+            rows.append(self.shots[self.order[index]])
+            draw = np.random.default_rng((self.seed, 1, index)).random(2)
+            kept.append((draw[0] >= self.text_dropout, draw[1] >= self.image_dropout))
+        return self.collate(rows, np.array(kept), frames)
+
+    def collate(
+        self, shots: Sequence[Shot], kept: np.ndarray | None = None, frames: int | None = None
+    ) -> ShotBatch:
+        """A batch of the given shots; ``kept`` is (B, 2) bool: text, image."""
+        arrays = [self.features[shot.shot_id] for shot in shots]
+
+        def stack(parts: list[np.ndarray]) -> torch.Tensor:
+            return torch.from_numpy(np.stack(parts)).float()
+
+        if kept is None:
+            kept = np.ones((len(shots), 2), dtype=bool)
+        s_a_hat = None
+        if self.predictions is not None:
+            s_a_hat = stack([self.predictions[shot.shot_id]["s_a_hat"] for shot in shots])
+        return ShotBatch(
+            latents=stack([a["latents"][:frames] for a in arrays]),
+            f_v=stack([a[self.reference] for a in arrays]),
+            f_md=stack([a["f_md"] for a in arrays]),
+            f_ms=torch.tensor([MotionScope(shot.motion_level).scalar for shot in shots]),
+            text_kept=torch.from_numpy(kept[:, 0].copy()),
+            image_kept=torch.from_numpy(kept[:, 1].copy()),
+            s_a_hat=s_a_hat,
+        )
+
+
+def first_frame_schedule(
+    train: TrainConfig, batch: Callable[[int, int, int | None], Any]
+) -> Callable[[int, int], Any]:
+    """Micro-batches of a run that may begin on first frames only.
+
+    Deviation: the paper's base has learnt images before; ours learns them in the first
+    ``train.first_frame_share`` of its steps, where one latent frame costs a fifth.
+
+    Args:
+        train: batch sizes, steps and the share.
+        batch: (first sample, size, latent frames or None) -> a batch.
+
+    Returns:
+        (micro-batch number, process) -> that batch, for ``training.fit``. Processes read disjoint
+        samples: the number of processes is taken from the environment that Accelerate sets.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    images = round(train.steps * train.accumulate * train.first_frame_share)
+    small = train.first_frame_batch or train.batch_size
+
+    def make(number: int, process: int) -> Any:
+        if number < images:
+            return batch((number * world + process) * small, small, 1)
+        start = images * world * small
+        place = ((number - images) * world + process) * train.batch_size
+        return batch(start + place, train.batch_size, None)
+
+    return make

@@ -6,7 +6,9 @@ checked on any machine.
 
 from __future__ import annotations
 
+import codecs
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +34,13 @@ _KEYS = {
 }
 _KEY_OF = {spelling: name for name, spellings in _KEYS.items() for spelling in spellings}
 _FORMAT = "Character: A and B; Motion: gently talk to each other; Background: night town."
-_AND = re.compile(r"\s+and\s+|\s*[,&、，]\s*|\s*(?<=\w)[和与と](?=\w)\s*")
+_COLON = re.compile("[:：]")
+# "A, B, and C"; "A と B"; and without spaces A和B. Hiragana joins と to a name, as in さとみ.
+_AND = re.compile(
+    r"\s+and\s+|\s*[,&、，＆]\s*(?:and\s+)?|\s+[和与與と]\s+"
+    r"|(?<=\w)[和与與](?=\w)|(?<=[^\Wぁ-ゖ])と(?=\w)|(?<=\w)と(?=[^\Wぁ-ゖ])",
+    re.IGNORECASE,
+)
 MAX_INSTRUCTION_LENGTH = 600
 
 
@@ -69,28 +77,28 @@ class Instruction:
             raise InstructionError(
                 f"instruction of {len(line)} characters; at most {MAX_INSTRUCTION_LENGTH} are read"
             )
-        if any(ord(c) < 32 and c != "\t" for c in line.strip()) or "\x7f" in line:
+        if any(unicodedata.category(c) in ("Cc", "Cs") and c != "\t" for c in line.strip()):
             raise InstructionError(f"control character in instruction {line.strip()!r}")
         values: dict[str, str] = {}
-        for part in re.split(r"[;；]", line.strip().rstrip(".。")):
+        for part in re.split(r"[;；]", line.rstrip(".。;； \t\r\n")):
             if not part.strip():
                 continue
-            key, colon, value = part.replace("：", ":").partition(":")
+            key, *value = _COLON.split(part, maxsplit=1)
             name = _KEY_OF.get(key.strip().lower())
-            if not colon or name is None:
+            if not value or name is None:
                 raise InstructionError(
                     f"cannot read {part.strip()!r}: expected 'Character:', 'Motion:' or "
                     f"'Background:', as in {_FORMAT!r}"
                 )
             if name in values:
                 raise InstructionError(f"{key.strip()!r} is given twice in {line.strip()!r}")
-            values[name] = " ".join(value.split())
+            values[name] = " ".join(value[0].split())
         missing = [name for name in _KEYS if not values.get(name)]
         if missing:
             raise InstructionError(
                 f"no {', no '.join(missing)} in {line.strip()!r}: expected {_FORMAT!r}"
             )
-        characters = tuple(c for c in _AND.split(values["characters"]) if c)
+        characters = tuple(dict.fromkeys(c for c in _AND.split(values["characters"]) if c))
         if not characters:
             raise InstructionError(f"no character is named in {line.strip()!r}")
         return cls(characters, values["motion"], values["background"])
@@ -117,21 +125,26 @@ def read_script(path: str | Path) -> Script:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no instruction file {path}")
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        number = content[: error.start].count(b"\n") + 1
         raise InstructionError(
-            f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8"
+            f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8"
         ) from None
     instructions: list[Instruction] = []
     opening: Path | None = None
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(re.split("\r\n|\n|\r", text), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        key, colon, value = line.replace("：", ":").partition(":")
-        if colon and key.strip().lower() == "opening" and not instructions and opening is None:
-            opening = path.parent / value.strip()
+        key, *value = _COLON.split(line, maxsplit=1)
+        if value and key.strip().lower() == "opening":
+            if instructions or opening is not None:
+                raise InstructionError(
+                    f"{path}:{number}: 'Opening:' stands once, before the first instruction"
+                )
+            opening = path.parent / value[0].strip()
             if not opening.is_file():
                 raise FileNotFoundError(f"{path}:{number}: no opening picture {opening}")
             continue
@@ -177,7 +190,7 @@ class MotionScope:
     SCALARS: ClassVar[tuple[float, ...]] = (0.5, 2.5, 10.0, 15.0, 40.0)
 
     def __post_init__(self) -> None:
-        if isinstance(self.level, bool) or self.level not in range(1, len(self.SCALARS) + 1):
+        if type(self.level) is not int or self.level not in range(1, len(self.SCALARS) + 1):
             raise ValueError(
                 f"motion level is {self.level!r}, expected an integer from 1 to {len(self.SCALARS)}"
             )

@@ -6,10 +6,14 @@ No torch and no video here.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+import math
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, TypeVar
 
 from animegamer.atomic import write_text
@@ -43,6 +47,13 @@ class Clip:
     end: float
     scene: int
     rejected: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        if not 0 <= self.start < self.end < math.inf:
+            raise RecordError(
+                f"start is {self.start} and end {self.end}, expected 0 <= start < end (seconds)"
+            )
 
 
 @dataclass(frozen=True)
@@ -86,12 +97,15 @@ class Shot:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if self.split not in SPLITS:
             raise RecordError(f"split is {self.split!r}, expected one of {', '.join(SPLITS)}")
         if self.turn < 0:
             raise RecordError(f"turn is {self.turn}, expected 0 or more")
         if self.turn > 0 and (self.instruction is None or self.change is None):
             raise RecordError(f"turn {self.turn} has no instruction or no state change")
+        if not 0 <= self.motion_scope < math.inf:
+            raise RecordError(f"motion_scope is {self.motion_scope}, expected 0 or more")
         if self.motion_level not in range(1, 6):
             raise RecordError(f"motion_level is {self.motion_level!r}, expected 1 to 5")
 
@@ -104,42 +118,77 @@ class Episode:
     shots: tuple[Shot, ...]
 
 
+T = TypeVar("T")
 Record = TypeVar("Record", Clip, Shot)
 
 
-def _shot_from_json(value: dict[str, Any]) -> Shot:
-    value = dict(value)
-    if value.get("instruction") is not None:
-        instruction = value["instruction"]
-        value["instruction"] = Instruction(
-            tuple(instruction["characters"]), instruction["motion"], instruction["background"]
-        )
-    if value.get("change") is not None:
-        value["change"] = CharacterState(**value["change"])
-    return Shot(**value)
+@functools.cache
+def _types(make: Any) -> dict[str, tuple[type, ...]]:
+    """Field name to the types it may have; whole numbers pass for seconds and flow."""
+    types = {}
+    for name, hint in typing.get_type_hints(make).items():
+        kinds = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
+        types[name] = (*kinds, int) if float in kinds else kinds
+    return types
 
 
-def _read(path: Path, make: type[Record]) -> Iterator[Record]:
-    known = {f.name for f in fields(make)}
-    with path.open(encoding="utf-8") as file:
+def _check_types(record: Clip | Shot) -> None:
+    make: Any = type(record)  # a class is hashable; mypy doubts it for dataclasses
+    for name, kinds in _types(make).items():
+        value = getattr(record, name)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            expected = " or ".join("null" if k is NoneType else k.__name__ for k in kinds)
+            raise RecordError(f"{name} is {value!r}, expected {expected}")
+
+
+def _fill(make: type[T], value: Any, place: str = "") -> T:
+    """Builds a dataclass from a JSON object that has its fields and no others."""
+    if not isinstance(value, dict):
+        raise RecordError(f"{place or 'the line'} is {value!r}, expected an object")
+    known = {f.name: f for f in fields(make)}  # type: ignore[arg-type]
+    for name in value:
+        if name not in known:
+            raise RecordError(f"unknown field {name!r}{place and f' in {place}'}")
+    for name, f in known.items():
+        if name not in value and f.default is MISSING and f.default_factory is MISSING:
+            raise RecordError(f"no field {name!r}{place and f' in {place}'}")
+    return make(**value)
+
+
+def _instruction(value: Any) -> Instruction:
+    instruction = _fill(Instruction, value, "instruction")
+    names: Any = instruction.characters
+    texts = [*names, instruction.motion, instruction.background] if type(names) is list else []
+    if not names or not texts or not all(type(text) is str for text in texts):
+        raise RecordError(f"instruction is {value!r}, expected a list of names and two texts")
+    return replace(instruction, characters=tuple(names))
+
+
+def _shot(value: Any) -> Shot:
+    if isinstance(value, dict):
+        value = dict(value)
+        if value.get("instruction") is not None:
+            value["instruction"] = _instruction(value["instruction"])
+        if value.get("change") is not None:
+            value["change"] = _fill(CharacterState, value["change"], "change")
+    return _fill(Shot, value)
+
+
+def _read(path: Path, make: Callable[[Any], Record]) -> Iterator[Record]:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                value = json.loads(line)
-                if not isinstance(value, dict):
-                    raise RecordError(f"expected an object, found {type(value).__name__}")
-                unknown = sorted(set(value) - known)
-                if unknown:
-                    raise RecordError(f"unknown field {unknown[0]!r}")
-                yield _shot_from_json(value) if make is Shot else make(**value)
-            except (json.JSONDecodeError, RecordError, TypeError, ValueError, KeyError) as error:
+                yield make(json.loads(line.decode("utf-8")))
+            except ValueError as error:  # of JSON, UTF-8, a record or a state change
                 raise RecordError(f"{path}:{number}: {error}") from None
 
 
 def read_clips(path: str | Path) -> list[Clip]:
     """Reads ``clips.jsonl``. Raises RecordError with file and line."""
-    return list(_read(Path(path), Clip))
+    return list(_read(Path(path), functools.partial(_fill, Clip)))
 
 
 def read_shots(path: str | Path, *, hidden: bool = False) -> list[Shot]:
@@ -156,7 +205,7 @@ def read_shots(path: str | Path, *, hidden: bool = False) -> list[Shot]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no shots file {path}: draw or prepare the data first")
-    shots = list(_read(path, Shot))
+    shots = list(_read(path, _shot))
     if not hidden:
         for shot in shots:
             shot.hidden.clear()

@@ -18,7 +18,7 @@ from data_pipeline.builtin_world.looks import LOOKS, Look
 
 HIP_HEIGHT = 19.0
 TORSO = 22.0
-NECK_TO_HEAD = 22.0
+NECK_TO_HEAD = 23.0
 ARM_WIDTH, LEG_WIDTH = 7.5, 8.5
 
 
@@ -37,7 +37,8 @@ class Pose:
         hand_back: The other hand, relative to the neck.
         foot_front: Foot nearer to the viewer, relative to the ground point.
         foot_back: The other foot.
-        elbow: How far both elbows bend out, backwards positive.
+        elbow: How far the front elbow bends out, to the left of shoulder-to-hand.
+        elbow_back: The same for the other arm; None for the same value.
         knee: How far both knees bend out, forwards positive.
         eyes: "open", "closed" or "down".
         mouth: 0 smiling to 1 wide open.
@@ -56,6 +57,7 @@ class Pose:
     foot_front: Point = (5.0, 0.0)
     foot_back: Point = (-5.0, 0.0)
     elbow: float = 3.0
+    elbow_back: float | None = None
     knee: float = 2.0
     eyes: str = "open"
     mouth: float = 0.0
@@ -76,8 +78,16 @@ class Figure:
         scarf: Scarf colour or None.
     """
 
-    def __init__(self, name: str, pose: Pose, x: float, y: float, facing: int, time: str,
-                 scarf: Color | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        pose: Pose,
+        x: float,
+        y: float,
+        facing: int,
+        time: str,
+        scarf: Color | None = None,
+    ) -> None:
         self.name, self.pose, self.facing, self.time = name, pose, facing, time
         self._look: Look = LOOKS[name]
         self._ground = (x + facing * pose.slide, y - pose.lift)
@@ -108,8 +118,9 @@ class Figure:
         """Scene point on the torso: 0 at the neck, 1 at the hip; ``aside`` units forwards."""
         (hx, hy), (nx, ny) = self._hip, self.neck
         ax, ay = (hx - nx) / TORSO, (hy - ny) / TORSO
-        return self.place((nx + (hx - nx) * along + ay * aside,
-                           ny + (hy - ny) * along - ax * aside))
+        return self.place(
+            (nx + (hx - nx) * along + ay * aside, ny + (hy - ny) * along - ax * aside)
+        )
 
     def draw(self, pen: Pen) -> None:
         """Draws the figure, except the front arm, which may have to lie over a prop."""
@@ -126,8 +137,9 @@ class Figure:
         if self._scarf is not None:
             self._draw_scarf_tail(pen)
         mouth = "smile" if pose.mouth < 0.25 else "half" if pose.mouth < 0.6 else "open"
-        draw_head(pen, self.name, self.time, head, angle, self.facing, pose.eyes, mouth,
-                  pose.flutter)
+        draw_head(
+            pen, self.name, self.time, head, angle, self.facing, pose.eyes, mouth, pose.flutter
+        )
         if self._scarf is not None:
             self._draw_scarf(pen)
 
@@ -139,7 +151,9 @@ class Figure:
         hand = pose.hand_front if front else pose.hand_back
         shoulder = (self.neck[0] + aside, self.neck[1] + 4.5)
         end = (self.neck[0] + hand[0], self.neck[1] + hand[1])
-        joints = [self.place(p) for p in _bent(shoulder, end, pose.elbow)]
+        same = front or pose.elbow_back is None
+        bend = pose.elbow if same else pose.elbow_back
+        joints = [self.place(p) for p in _bent(shoulder, end, bend)]
         pen.line(joints, ARM_WIDTH, self._tone(self._look.top, back=not front), OUTLINE)
         pen.ellipse(*joints[-1], 4.3, 4.3, self._tone(self._look.skin, back=not front), OUTLINE)
 
@@ -157,28 +171,57 @@ class Figure:
         look = self._look
         top, bottom, trim = (self._tone(c) for c in (look.top, look.bottom, look.trim))
         wide = look.girth
-        shape = [self._across(0.02, -wide * 0.8), self._across(0.02, wide * 0.8),
-                 self._across(1.08, wide), self._across(1.08, -wide)]
+        shape = [
+            self._across(0.02, -wide * 0.8),
+            self._across(0.02, wide * 0.8),
+            self._across(1.08, wide),
+            self._across(1.08, -wide),
+        ]
         pen.polygon(shape, top, OUTLINE)
         if look.outfit == "dress":
             back = wide + 7 + 2 * max(self.pose.flutter, 0)
-            pen.polygon([self._across(0.6, wide * 0.9), self._across(1.45, wide + 6),
-                         self._across(1.45, -back), self._across(0.6, -wide * 0.9)],
-                        bottom, OUTLINE)
+            pen.polygon(
+                [
+                    self._across(0.6, wide * 0.9),
+                    self._across(1.45, wide + 6),
+                    self._across(1.45, -back),
+                    self._across(0.6, -wide * 0.9),
+                ],
+                bottom,
+                OUTLINE,
+            )
             pen.line([self._across(1.36, wide + 4), self._across(1.36, -back + 2)], 3.5, trim)
         elif look.outfit == "stripes":
             for along in (0.3, 0.62):
-                pen.line([self._across(along, wide * 0.75), self._across(along, -wide * 0.75)],
-                         3.4, trim)
-            pen.polygon([self._across(0.85, wide), self._across(1.3, wide + 1),
-                         self._across(1.3, -wide - 1), self._across(0.85, -wide)],
-                        bottom, OUTLINE * 0.6)
+                pen.line(
+                    [self._across(along, wide * 0.75), self._across(along, -wide * 0.75)], 3.4, trim
+                )
+            pen.polygon(
+                [
+                    self._across(0.85, wide),
+                    self._across(1.3, wide + 1),
+                    self._across(1.3, -wide - 1),
+                    self._across(0.85, -wide),
+                ],
+                bottom,
+                OUTLINE * 0.6,
+            )
         elif look.outfit == "overalls":
-            pen.polygon([self._across(0.4, wide * 0.55), self._across(1.14, wide),
-                         self._across(1.14, -wide), self._across(0.4, -wide * 0.55)], bottom)
+            pen.polygon(
+                [
+                    self._across(0.4, wide * 0.55),
+                    self._across(1.14, wide),
+                    self._across(1.14, -wide),
+                    self._across(0.4, -wide * 0.55),
+                ],
+                bottom,
+            )
             for side in (-1, 1):
-                pen.line([self._across(0.05, side * wide * 0.5),
-                          self._across(0.5, side * wide * 0.42)], 3.6, bottom)
+                pen.line(
+                    [self._across(0.05, side * wide * 0.5), self._across(0.5, side * wide * 0.42)],
+                    3.6,
+                    bottom,
+                )
         else:
             pen.line([self._across(0.85, wide * 0.95), self._across(0.85, -wide * 0.95)], 4, trim)
 
@@ -186,21 +229,31 @@ class Figure:
         trim = self._tone(self._look.trim)
         blow = 9 * self.pose.flutter
         rise = 4 * max(self.pose.flutter, 0)
-        pen.polygon([self._across(0, 12), self._across(1.5, 17 - blow * 0.3),
-                     self._across(1.75 - rise * 0.04, -6 - blow * 0.7),
-                     self._across(1.6 - rise * 0.06, -24 - blow), self._across(0, -12)],
-                    trim, OUTLINE)
+        pen.polygon(
+            [
+                self._across(0, 12),
+                self._across(1.3, 17 - blow * 0.3),
+                self._across(1.6 - rise * 0.04, -6 - blow * 0.7),
+                self._across(1.45 - rise * 0.06, -26 - blow),
+                self._across(0, -12),
+            ],
+            trim,
+            OUTLINE,
+        )
 
     def _draw_scarf(self, pen: Pen) -> None:
         wide = self._look.girth + 4.5
-        band = [self._across(-0.02, -wide), self._across(0.12, 0), self._across(-0.02, wide)]
+        band = [self._across(0.08, -wide), self._across(0.24, 0), self._across(0.08, wide)]
         pen.line(band, 10, self._tone(self._scarf), OUTLINE)
 
     def _draw_scarf_tail(self, pen: Pen) -> None:
         blow = self.pose.flutter
         wide = self._look.girth
-        tail = [self._across(0.02, -wide), self._across(0.35 - 0.2 * blow, -wide - 9 - 3 * blow),
-                self._across(0.85 - 0.45 * blow, -wide - 12 - 10 * blow)]
+        tail = [
+            self._across(0.02, -wide),
+            self._across(0.35 - 0.2 * blow, -wide - 9 - 3 * blow),
+            self._across(0.85 - 0.45 * blow, -wide - 12 - 10 * blow),
+        ]
         pen.line(tail, 9.5, self._tone(darker(self._scarf, 0.12)), OUTLINE)
 
 
@@ -208,6 +261,8 @@ def _bent(start: Point, end: Point, bend: float) -> list[Point]:
     """Start, joint and end of a limb whose joint lies ``bend`` units behind the middle."""
     dx, dy = end[0] - start[0], end[1] - start[1]
     length = math.hypot(dx, dy) or 1.0
-    joint = ((start[0] + end[0]) / 2 - dy / length * bend,
-             (start[1] + end[1]) / 2 + dx / length * bend)
+    joint = (
+        (start[0] + end[0]) / 2 - dy / length * bend,
+        (start[1] + end[1]) / 2 + dx / length * bend,
+    )
     return [start, joint, end]

@@ -42,7 +42,7 @@ def lighter(color: Color, share: float = 0.4) -> Color:
 _LIGHT: dict[str, tuple[Color, float, float]] = {
     "day": ((255, 255, 255), 0.0, 0.0),
     "evening": ((255, 120, 70), 0.34, 0.14),
-    "night": ((26, 30, 96), 0.58, 0.22),
+    "night": ((26, 30, 100), 0.52, 0.2),
 }
 
 
@@ -75,15 +75,18 @@ class Pen:
 
     def pixels(self, point: Point) -> Point:
         """Canvas pixel coordinates of a scene position."""
-        return ((point[0] - self._origin[0]) * self.scale - 0.5,
-                (point[1] - self._origin[1]) * self.scale - 0.5)
+        return (
+            (point[0] - self._origin[0]) * self.scale - 0.5,
+            (point[1] - self._origin[1]) * self.scale - 0.5,
+        )
 
     def _fixed(self, points: Sequence[Point] | np.ndarray) -> np.ndarray:
         scaled = (np.asarray(points, dtype=np.float64) - self._origin) * self.scale - 0.5
         return np.rint(scaled * (1 << _SHIFT)).astype(np.int32)
 
-    def polygon(self, points: Sequence[Point] | np.ndarray, color: Color,
-                outline: float = 0.0) -> None:
+    def polygon(
+        self, points: Sequence[Point] | np.ndarray, color: Color, outline: float = 0.0
+    ) -> None:
         """Fills a polygon, with an ink contour of ``outline`` units around it when positive."""
         corners = [self._fixed(points)]
         if outline > 0:
@@ -92,20 +95,36 @@ class Pen:
             cv2.polylines(self.image, corners, True, ink, width, cv2.LINE_AA, _SHIFT)
         cv2.fillPoly(self.image, corners, (*color, *self._opaque), cv2.LINE_AA, _SHIFT)
 
-    def ellipse(self, x: float, y: float, rx: float, ry: float, color: Color,
-                outline: float = 0.0, angle: float = 0.0) -> None:
+    def ellipse(
+        self,
+        x: float,
+        y: float,
+        rx: float,
+        ry: float,
+        color: Color,
+        outline: float = 0.0,
+        angle: float = 0.0,
+    ) -> None:
         """Fills an ellipse turned by ``angle`` radians, optionally with an ink contour."""
         if outline > 0:
             self.polygon(_ellipse_points(x, y, rx + outline, ry + outline, angle), INK)
         self.polygon(_ellipse_points(x, y, rx, ry, angle), color)
 
-    def rectangle(self, left: float, top: float, right: float, bottom: float, color: Color,
-                  outline: float = 0.0) -> None:
+    def rectangle(
+        self,
+        left: float,
+        top: float,
+        right: float,
+        bottom: float,
+        color: Color,
+        outline: float = 0.0,
+    ) -> None:
         """Fills an upright rectangle."""
         self.polygon([(left, top), (right, top), (right, bottom), (left, bottom)], color, outline)
 
-    def line(self, points: Sequence[Point] | np.ndarray, width: float, color: Color,
-             outline: float = 0.0) -> None:
+    def line(
+        self, points: Sequence[Point] | np.ndarray, width: float, color: Color, outline: float = 0.0
+    ) -> None:
         """Draws a thick line with round ends through the points."""
         path = [self._fixed(points)]
         if outline > 0:
@@ -128,15 +147,19 @@ def _ellipse_points(x: float, y: float, rx: float, ry: float, angle: float) -> n
     return points + (x, y)
 
 
-def arc(x: float, y: float, rx: float, ry: float, start: float, end: float,
-        steps: int = 9) -> list[Point]:
+def arc(
+    x: float, y: float, rx: float, ry: float, start: float, end: float, steps: int = 9
+) -> list[Point]:
     """Points along an ellipse from ``start`` to ``end`` degrees (0 right, 90 down)."""
-    return [(x + rx * math.cos(a), y + ry * math.sin(a))
-            for a in np.radians(np.linspace(start, end, steps))]
+    return [
+        (x + rx * math.cos(a), y + ry * math.sin(a))
+        for a in np.radians(np.linspace(start, end, steps))
+    ]
 
 
-def paste(target: np.ndarray, sprite: np.ndarray, x: float, y: float, angle: float,
-          pivot: Point) -> None:
+def paste(
+    target: np.ndarray, sprite: np.ndarray, x: float, y: float, angle: float, pivot: Point
+) -> None:
     """Blends an RGBA sprite into an RGB canvas, all in canvas pixels.
 
     Args:
@@ -148,8 +171,9 @@ def paste(target: np.ndarray, sprite: np.ndarray, x: float, y: float, angle: flo
         pivot: The sprite's own pivot point (column, row).
     """
     height, width = sprite.shape[:2]
-    reach = math.ceil(math.hypot(max(pivot[0], width - pivot[0]),
-                                 max(pivot[1], height - pivot[1]))) + 1
+    reach = (
+        math.ceil(math.hypot(max(pivot[0], width - pivot[0]), max(pivot[1], height - pivot[1]))) + 1
+    )
     left, top = math.floor(x) - reach, math.floor(y) - reach
     if abs(angle) < 1e-6:
         left, top = math.floor(x - pivot[0]) - 1, math.floor(y - pivot[1]) - 1
@@ -165,13 +189,14 @@ def paste(target: np.ndarray, sprite: np.ndarray, x: float, y: float, angle: flo
     x1, y1 = min(left + box_width, target.shape[1]), min(top + box_height, target.shape[0])
     if x0 >= x1 or y0 >= y1:
         return
-    blend(target[y0:y1, x0:x1], moved[y0 - top:y1 - top, x0 - left:x1 - left])
+    blend(target[y0:y1, x0:x1], moved[y0 - top : y1 - top, x0 - left : x1 - left])
 
 
 def blend(target: np.ndarray, layer: np.ndarray) -> None:
     """Lays a premultiplied RGBA layer over an RGB picture of the same size, in place."""
-    hidden = 255 - layer[..., 3:]
-    target[...] = layer[..., :3] + (target.astype(np.uint16) * hidden // 255).astype(np.uint8)
+    color = cv2.cvtColor(layer, cv2.COLOR_RGBA2RGB)
+    shown = cv2.cvtColor(255 - cv2.extractChannel(layer, 3), cv2.COLOR_GRAY2RGB)
+    target[...] = cv2.add(color, cv2.multiply(target, shown, scale=1 / 255))
 
 
 def premultiply(layer: np.ndarray) -> np.ndarray:

@@ -46,17 +46,32 @@ class _Tones:
 def _back_tails(pen: Pen, tones: _Tones, flutter: float) -> None:
     for side in (-1, 1):
         swing = -7 * flutter
-        pen.line([(side * 20, -4), (side * 32 + swing * 0.5, 8), (side * 31 + swing, 34)],
-                 13, tones.hair, OUTLINE)
+        pen.line(
+            [(side * 20, -4), (side * 32 + swing * 0.5, 8), (side * 31 + swing, 34)],
+            13,
+            tones.hair,
+            OUTLINE,
+        )
     pen.ellipse(-22, -4, 6, 6, tones.lit((255, 214, 60)), OUTLINE)
     pen.ellipse(22, -4, 6, 6, tones.lit((255, 214, 60)), OUTLINE)
 
 
 def _back_long(pen: Pen, tones: _Tones, flutter: float) -> None:
     swing = -10 * flutter
-    pen.polygon([(-23, -6), (20, -6), (24, 26), (20 + swing * 0.3, 40), (0 + swing * 0.5, 46),
-                 (-24 + swing, 46), (-32 + swing, 40), (-28, 18)],
-                darker(tones.hair, 0.12), OUTLINE)
+    pen.polygon(
+        [
+            (-23, -6),
+            (20, -6),
+            (24, 26),
+            (20 + swing * 0.3, 40),
+            (0 + swing * 0.5, 46),
+            (-24 + swing, 46),
+            (-32 + swing, 40),
+            (-28, 18),
+        ],
+        darker(tones.hair, 0.12),
+        OUTLINE,
+    )
 
 
 def _face(pen: Pen, tones: _Tones, eyes: str, mouth: str) -> None:
@@ -64,9 +79,9 @@ def _face(pen: Pen, tones: _Tones, eyes: str, mouth: str) -> None:
     for side in (-1, 1):
         x = 6.5 + side * 8.2
         if eyes == "open":
-            pen.ellipse(x, 4.5, 4.0, 6.2, INK)
-            pen.ellipse(x + 0.4, 6.6, 2.9, 3.8, tones.eye)
-            pen.ellipse(x + 1.2, 2.0, 1.8, 2.1, (255, 255, 255))
+            pen.ellipse(x, 4.5, 4.6, 6.8, INK)
+            pen.ellipse(x + 0.4, 6.8, 3.4, 4.1, tones.eye)
+            pen.ellipse(x + 1.3, 1.8, 2.1, 2.4, (255, 255, 255))
         elif eyes == "down":
             pen.ellipse(x, 7.6, 4.0, 3.6, INK)
             pen.ellipse(x + 0.3, 8.8, 2.6, 2.2, tones.eye)
@@ -95,15 +110,19 @@ def _skull(pen: Pen, tones: _Tones) -> None:
 
 def _front_cap(pen: Pen, tones: _Tones, flutter: float) -> None:
     _fringe(pen, tones, [(-21, 10), (-15, 2), (-9, 5), (-3, -1), (4, 1), (11, -2), (20, 2)])
-    pen.polygon([*arc(-1, -6, 23.5, 20, 180, 360, 13), (23, -3), (-24, -3)], tones.trim, OUTLINE)
-    pen.polygon([(-24, -9), (22, -9), (32, -3), (31, 1), (20, -2), (-24, -2)],
-                tones.lit((255, 255, 255)), OUTLINE)
-    pen.ellipse(4, -17, 4, 4, tones.lit((255, 214, 70)))
+    pen.polygon([*arc(-1, -8, 23.5, 19, 180, 360, 13), (23, -6), (-24, -6)], tones.trim, OUTLINE)
+    pen.polygon(
+        [(-24, -13), (22, -13), (33, -7), (32, -3), (20, -6), (-24, -5)],
+        tones.lit((255, 255, 255)),
+        OUTLINE,
+    )
+    pen.ellipse(4, -19, 4, 4, tones.lit((255, 214, 70)))
 
 
 def _front_tails(pen: Pen, tones: _Tones, flutter: float) -> None:
-    _fringe(pen, tones, [(-21, 12), (-15, 1), (-8, 3), (-2, -4), (4, 1), (11, -3), (16, 3),
-                         (21, 10)])
+    _fringe(
+        pen, tones, [(-21, 12), (-15, 1), (-8, 3), (-2, -4), (4, 1), (11, -3), (16, 3), (21, 10)]
+    )
 
 
 def _front_long(pen: Pen, tones: _Tones, flutter: float) -> None:
@@ -115,10 +134,29 @@ def _front_long(pen: Pen, tones: _Tones, flutter: float) -> None:
 
 def _front_spikes(pen: Pen, tones: _Tones, flutter: float) -> None:
     drift = -3 * flutter
-    spikes = [(-22, 8), (-34 + drift, 6), (-23, -4), (-35 + drift, -14), (-19, -13),
-              (-22 + drift, -30), (-8, -19), (0 + drift, -35), (8, -19), (20 + drift, -29),
-              (18, -11), (27, -12), (21, 2), (16, -3), (10, 4), (6, -4), (-2, 3), (-6, -3),
-              (-13, 5), (-16, 0), (-19, 12)]
+    spikes = [
+        (-22, 8),
+        (-34 + drift, 6),
+        (-23, -4),
+        (-35 + drift, -14),
+        (-19, -13),
+        (-22 + drift, -30),
+        (-8, -19),
+        (0 + drift, -35),
+        (8, -19),
+        (20 + drift, -29),
+        (18, -11),
+        (27, -12),
+        (21, 2),
+        (16, -3),
+        (10, 4),
+        (6, -4),
+        (-2, 3),
+        (-6, -3),
+        (-13, 5),
+        (-16, 0),
+        (-19, 12),
+    ]
     pen.polygon(spikes, tones.hair, OUTLINE)
     pen.line(arc(-2, -4, 13, 10, 215, 285), 3.0, lighter(tones.hair, 0.5))
 
@@ -134,18 +172,51 @@ def _behind_buns(pen: Pen, tones: _Tones, flutter: float) -> None:
 
 
 def _front_flat(pen: Pen, tones: _Tones, flutter: float) -> None:
-    pen.polygon([(-23, 6), (-23, -12), (-20, -29), (-10, -26), (-4, -31), (6, -27), (13, -31),
-                 (22, -26), (22, -8), (20, -3), (-14, -5), (-17, 7)], tones.hair, OUTLINE)
-    beard = [(-19, 8), (-14, 11), (-3, 10), (0, 18), (14, 18), (16, 10), (21, 8), (19, 19),
-             (9, 26), (-6, 25), (-16, 18)]
+    pen.polygon(
+        [
+            (-23, 6),
+            (-23, -12),
+            (-20, -29),
+            (-10, -26),
+            (-4, -31),
+            (6, -27),
+            (13, -31),
+            (22, -26),
+            (22, -8),
+            (20, -6),
+            (-14, -8),
+            (-17, 7),
+        ],
+        tones.hair,
+        OUTLINE,
+    )
+    beard = [
+        (-19, 8),
+        (-14, 11),
+        (-3, 10),
+        (0, 18),
+        (14, 18),
+        (16, 10),
+        (21, 8),
+        (19, 19),
+        (9, 26),
+        (-6, 25),
+        (-16, 18),
+    ]
     pen.polygon(beard, tones.hair)
-    pen.line([(-6, -3.5), (3, -1.5)], 2.6, INK)
-    pen.line([(10, -1.5), (19, -3.5)], 2.6, INK)
+    pen.line([(-6, -5.5), (3, -4)], 2.6, INK)
+    pen.line([(10, -4), (19, -5.5)], 2.6, INK)
 
 
 _BACK = {"tails": _back_tails, "long": _back_long, "buns": _behind_buns}
-_FRONT = {"cap": _front_cap, "tails": _front_tails, "long": _front_long,
-          "spikes": _front_spikes, "buns": _front_buns, "flat": _front_flat}
+_FRONT = {
+    "cap": _front_cap,
+    "tails": _front_tails,
+    "long": _front_long,
+    "spikes": _front_spikes,
+    "buns": _front_buns,
+    "flat": _front_flat,
+}
 
 
 def _blank(scale: float) -> tuple[np.ndarray, Pen]:
@@ -162,13 +233,14 @@ def _trim(image: np.ndarray, scale: float, facing: int) -> tuple[np.ndarray, tup
     rows = np.flatnonzero(image[..., 3].any(1))
     columns = np.flatnonzero(image[..., 3].any(0))
     top, left = rows[0], columns[0]
-    cut = image[top:rows[-1] + 1, left:columns[-1] + 1]
+    cut = image[top : rows[-1] + 1, left : columns[-1] + 1]
     return np.ascontiguousarray(premultiply(cut)), (pivot_x - left, pivot_y - top)
 
 
 @lru_cache(maxsize=4096)
-def _head_sprite(name: str, time: str, eyes: str, mouth: str, flutter: int, facing: int,
-                 scale: float) -> tuple[np.ndarray, tuple[float, float]]:
+def _head_sprite(
+    name: str, time: str, eyes: str, mouth: str, flutter: int, facing: int, scale: float
+) -> tuple[np.ndarray, tuple[float, float]]:
     look = LOOKS[name]
     tones = _Tones(look, time)
     image, pen = _blank(scale)
@@ -181,8 +253,9 @@ def _head_sprite(name: str, time: str, eyes: str, mouth: str, flutter: int, faci
 
 
 @lru_cache(maxsize=1024)
-def _hair_sprite(name: str, time: str, flutter: int, facing: int,
-                 scale: float) -> tuple[np.ndarray, tuple[float, float]]:
+def _hair_sprite(
+    name: str, time: str, flutter: int, facing: int, scale: float
+) -> tuple[np.ndarray, tuple[float, float]]:
     look = LOOKS[name]
     image, pen = _blank(scale)
     _BACK[look.hair_style](pen, _Tones(look, time), flutter / 2)
@@ -193,17 +266,32 @@ def _flutter_step(flutter: float) -> int:
     return int(np.clip(round(flutter * 2), -2, 4))
 
 
-def draw_back_hair(pen: Pen, name: str, time: str, at: tuple[float, float], angle: float,
-                   facing: int, flutter: float) -> None:
+def draw_back_hair(
+    pen: Pen,
+    name: str,
+    time: str,
+    at: tuple[float, float],
+    angle: float,
+    facing: int,
+    flutter: float,
+) -> None:
     """Draws what hangs behind the body (nothing for short hair)."""
     if LOOKS[name].hair_style in _BACK:
         sprite, pivot = _hair_sprite(name, time, _flutter_step(flutter), facing, pen.scale)
         paste(pen.image, sprite, *pen.pixels(at), angle, pivot)
 
 
-def draw_head(pen: Pen, name: str, time: str, at: tuple[float, float], angle: float,
-              facing: int, eyes: str = "open", mouth: str = "smile",
-              flutter: float = 0.0) -> None:
+def draw_head(
+    pen: Pen,
+    name: str,
+    time: str,
+    at: tuple[float, float],
+    angle: float,
+    facing: int,
+    eyes: str = "open",
+    mouth: str = "smile",
+    flutter: float = 0.0,
+) -> None:
     """Draws a head with its centre at ``at``.
 
     Args:
@@ -217,6 +305,5 @@ def draw_head(pen: Pen, name: str, time: str, at: tuple[float, float], angle: fl
         mouth: One of ``MOUTHS``.
         flutter: How far the wind blows the hair back, about -1 to 2.
     """
-    sprite, pivot = _head_sprite(name, time, eyes, mouth, _flutter_step(flutter), facing,
-                                 pen.scale)
+    sprite, pivot = _head_sprite(name, time, eyes, mouth, _flutter_step(flutter), facing, pen.scale)
     paste(pen.image, sprite, *pen.pixels(at), angle, pivot)

@@ -1,0 +1,1 @@
+"""Training of the tiny backbones, which take the place of downloaded weights at tiny scale."""
