@@ -167,6 +167,7 @@ class DataConfig:
         validation: the same for validation.
         features: directory with the cached feature shards of both.
         predictions: directory with the cached ``s_a_hat`` (stage 3).
+        mllm: run or checkpoint of stage 2 that predicts them.
         reference_frame: which frame gives ``f_v``; ``random`` is the ablation "w/ rand. frame".
         prediction_history: what the MLLM sees when ``s_a_hat`` is cached for stage 3: the true
             history (paper), or its ``own`` predictions, as in play.
@@ -182,6 +183,7 @@ class DataConfig:
     validation: str = "data/validation"
     features: str = "data/features"
     predictions: str = "data/predictions"
+    mllm: str = "runs/stage2"
     reference_frame: Literal["first", "random"] = "first"
     prediction_history: Literal["true", "own"] = "true"
     min_turns: int = 1
@@ -401,9 +403,15 @@ class PretrainConfig:
     """Sizes and schedules of the tiny backbones (``scripts/train_backbones.py``).
 
     Attributes:
+        parts: what is trained, in order; ``text`` is the vocabulary, T5 and Mistral.
         clips: clips whose pixels the autoencoder and the CLIP tower are trained on.
     """
 
+    parts: tuple[Literal["text", "image_encoder", "autoencoder"], ...] = (
+        "text",
+        "image_encoder",
+        "autoencoder",
+    )
     clips: int = 4000
     autoencoder: AutoencoderSizes = field(default_factory=AutoencoderSizes)
     image_encoder: ImageEncoderSizes = field(default_factory=ImageEncoderSizes)

@@ -5,31 +5,20 @@ Axis letters: B batch, T turns, L sequence, N tokens of s_a, W width of a backbo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from animegamer.config import DataConfig
+from animegamer.data import Shuffle
 from animegamer.game import GameState, InstructionError, MotionScope, Turn
 from animegamer.language import IGNORE, Language, Rendered
 from animegamer.records import Episode, Shot
 
+Features = Mapping[str, Mapping[str, np.ndarray]]
 _POOL = 16  # batches whose samples are sorted by length together
-
-
-class ShotFeatures(Protocol):
-    """What the feature store holds of a shot.
-
-    Attributes:
-        f_v: (N_v, W_v) float16, CLIP patch tokens of the reference frame.
-        f_md: (N_t, W_t) float16, T5 states of the action text.
-    """
-
-    f_v: np.ndarray
-    f_md: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -98,7 +87,7 @@ class GameDataset:
 
     Args:
         episodes: the games, read without hidden attributes.
-        features: features by shot id.
+        features: ``f_v`` (N_v, W_v) and ``f_md`` (N_t, W_t) float16 by shot id.
         language: renders the turns.
         config: ``min_turns``, ``max_turns``, ``sink_share`` and ``supervise_first``.
         seed: of the drawing.
@@ -113,7 +102,7 @@ class GameDataset:
     def __init__(
         self,
         episodes: Sequence[Episode],
-        features: Mapping[str, ShotFeatures],
+        features: Features,
         language: Language,
         config: DataConfig,
         seed: int = 0,
@@ -126,7 +115,8 @@ class GameDataset:
         self.seed = seed
         self.group = group
         shots = [shot for episode in episodes for shot in episode.shots]
-        missing = [shot.shot_id for shot in shots if shot.shot_id not in features]
+        known = set(features)
+        missing = [shot.shot_id for shot in shots if shot.shot_id not in known]
         if missing:
             raise KeyError(
                 f"features of {len(missing)} of {len(shots)} shots are missing, the first "
@@ -148,7 +138,7 @@ class GameDataset:
                 f"{len(episodes)} episodes give no turn to predict with max_turns "
                 f"{config.max_turns} and supervise_first {config.supervise_first!r}"
             )
-        self._orders: dict[int, np.ndarray] = {}
+        self._order = Shuffle(len(self._ends), seed)
         self._pools: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
@@ -158,14 +148,7 @@ class GameDataset:
     def sample(self, index: int) -> GameSample:
         """The subset of an index, with its features."""
         shots, supervised = self.plan(self._position(index))
-        turns = [_turn(shot) for shot in shots]
-        found = [self.features[shot.shot_id] for shot in shots]
-        return GameSample(
-            tuple(shot.shot_id for shot in shots),
-            self.language.render_training(turns, supervised),
-            np.stack([f.f_v for f in found]),
-            np.stack([f.f_md for f in found]),
-        )
+        return sample_of(shots, supervised, self.features, self.language)
 
     def batch(self, start: int, size: int) -> GameBatch:
         """The samples ``start`` to ``start + size - 1``, collated."""
@@ -174,8 +157,7 @@ class GameDataset:
     def plan(self, position: int) -> tuple[list[Shot], list[bool]]:
         """Which shots are in view, and which of them are predicted, before sorting by length."""
         config = self.config
-        epoch, place = divmod(position, len(self._ends))
-        episode, end = self._ends[_cached(self._orders, epoch, self._draw_order)[place]]
+        episode, end = self._ends[self._order[position]]
         shots = self.episodes[episode].shots
         random = np.random.default_rng((self.seed, 1, position))
         length = int(random.integers(config.min_turns, config.max_turns + 1))
@@ -205,14 +187,15 @@ class GameDataset:
         alone = self._supervised(shots, [end])[0]
         return alone or (end > 0 and self.config.max_turns > 1)
 
-    def _draw_order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng((self.seed, 0, epoch)).permutation(len(self._ends))
-
     def _position(self, index: int) -> int:
         if self.group == 1:
             return index
         pool, place = divmod(index, self.group * _POOL)
-        return _cached(self._pools, pool, self._sort_pool)[place]
+        if pool not in self._pools:
+            while len(self._pools) >= 4:
+                del self._pools[next(iter(self._pools))]
+            self._pools[pool] = self._sort_pool(pool)
+        return self._pools[pool][place]
 
     def _sort_pool(self, pool: int) -> list[int]:
         size = self.group * _POOL
@@ -227,13 +210,22 @@ class GameDataset:
         return texts + self.language.num_tokens * (len(shots) - 1 + sum(supervised))
 
 
-def _cached(cache: dict[int, Any], key: int, make: Callable[[int], Any]) -> Any:
-    """``make(key)``, keeping the last four."""
-    if key not in cache:
-        while len(cache) >= 4:
-            del cache[next(iter(cache))]
-        cache[key] = make(key)
-    return cache[key]
+def sample_of(
+    shots: Sequence[Shot], supervised: Sequence[bool], features: Features, language: Language
+) -> GameSample:
+    """Consecutive shots of a game, those flagged to be predicted, as a sample.
+
+    Raises:
+        LanguageError: if no shot is flagged, or an opening is.
+        KeyError: if features of a shot are missing.
+    """
+    found = [features[shot.shot_id] for shot in shots]
+    return GameSample(
+        tuple(shot.shot_id for shot in shots),
+        language.render_training([_turn(shot) for shot in shots], supervised),
+        np.stack([arrays["f_v"] for arrays in found]),
+        np.stack([arrays["f_md"] for arrays in found]),
+    )
 
 
 def _turn(shot: Shot) -> Turn:

@@ -21,31 +21,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from animegamer.config import Config
 
-# The held-out games: never drawn for training, and the same for everyone.
-TEST_SEED = 4014
-
-
-def draw_games(config: Config) -> None:
-    """Draws the held-out games that are not there yet."""
-    from animegamer.evaluation.evaluator import games_wanted
-    from data_pipeline.builtin_world.dataset import Job, draw
-
-    for kind, games in games_wanted(config.evaluate).items():
-        draw(Job(Path(config.evaluate.games) / kind, "test", games, TEST_SEED, kind,
-                 config.shot.height, config.shot.width, config.data.workers))
-
-
 def evaluate(config: Config, command: list[str]) -> None:
     """Draws, plays, judges and reports.
 
     Args:
         config: the configuration.
-        command: the command line's arguments, for the probes' training.
+        command: the command line's arguments, for the preparation.
     """
     from animegamer.drawing import with_checkpoint
     from animegamer.evaluation import benchmark, report
     from animegamer.evaluation.contact_sheet import contact_sheet
-    from animegamer.evaluation.evaluator import Evaluator, game_sets, weights
+    from animegamer.evaluation.evaluator import Evaluator, weights
+    from animegamer.evaluation.games import game_sets
     from animegamer.evaluation.play import seconds_alone
     from animegamer.evaluation.probes import load_probe
     from animegamer.evaluation.truth import World
@@ -54,9 +41,8 @@ def evaluate(config: Config, command: list[str]) -> None:
 
     config = with_checkpoint(config)
     output, resamples = Path(config.evaluate.output), config.evaluate.bootstrap
-    script = Path(__file__).with_name("train_probes.py")
+    script = Path(__file__).with_name("prepare_evaluation.py")
     subprocess.run([sys.executable, str(script), *command], check=True)
-    draw_games(config)
     sets = game_sets(config.evaluate)
     world = World.read(next(iter(sets.values())).directory)
     session = GameSession.load(config)

@@ -91,7 +91,6 @@ def main(arguments: list[str] | None = None) -> Any:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", default="configs/tiny/stage3.yaml")
-    parser.add_argument("--mllm", required=True, help="run or checkpoint of stage 2")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     options = parser.parse_args(arguments)
     import torch
@@ -112,7 +111,7 @@ def main(arguments: list[str] | None = None) -> Any:
         torch.set_num_threads(config.train.threads)
     if config.train.init is None:
         raise configuration.ConfigError("stage 3 needs train.init: the run of stage 1")
-    weights, mllm = exported(config.train.init) / "encoder", exported(options.mllm) / "mllm"
+    weights, mllm = exported(config.train.init) / "encoder", exported(config.data.mllm) / "mllm"
     encoder = ActionAwareEncoder.from_pretrained(weights)
     model = StateModel(encoder, NextStateMLLM.from_pretrained(mllm)).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from animegamer.config import Config, PretrainSchedule
 
-PARTS = ("text", "image_encoder", "autoencoder")
-
 
 def schedule(config: Config, name: str, part: PretrainSchedule) -> Config:
     """The configuration of one backbone's run."""
@@ -157,13 +155,12 @@ def main(arguments: list[str] | None = None) -> Any:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", default="configs/tiny/backbones.yaml")
-    parser.add_argument("--only", choices=PARTS, action="append", help="train only these parts")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     options = parser.parse_args(arguments)
     from animegamer.config import load
 
     config = load(options.config, options.overrides)
-    parts = options.only or PARTS
+    parts = config.pretrain.parts
     if "text" in parts:
         train_text(config)
     if "image_encoder" in parts or "autoencoder" in parts:

@@ -16,12 +16,6 @@ from animegamer.records import Episode, Shot
 from tests.tiny_game import NUM_TOKENS, instruction, make_base
 
 
-@dataclasses.dataclass
-class Features:
-    f_v: np.ndarray
-    f_md: np.ndarray
-
-
 @pytest.fixture(scope="module")
 def language(tmp_path_factory):
     tokenizer = load_tokenizer(make_base(tmp_path_factory.mktemp("base")))
@@ -64,10 +58,10 @@ GAMES = [
 def features(games=GAMES):
     random = np.random.default_rng(0)
     return {
-        shot.shot_id: Features(
-            random.standard_normal((4, 3)).astype(np.float16),
-            random.standard_normal((2, 5)).astype(np.float16),
-        )
+        shot.shot_id: {
+            "f_v": random.standard_normal((4, 3)).astype(np.float16),
+            "f_md": random.standard_normal((2, 5)).astype(np.float16),
+        }
         for game in games
         for shot in game.shots
     }
@@ -194,7 +188,7 @@ def test_a_batch_holds_what_it_says(language):
         size = len(sample.rendered)
         assert batch.turn_mask[b].tolist() == [t < len(sample.shot_ids) for t in range(turns)]
         for t, shot_id in enumerate(sample.shot_ids):
-            assert np.array_equal(batch.f_v[b, t].half().numpy(), store[shot_id].f_v)
+            assert np.array_equal(batch.f_v[b, t].half().numpy(), store[shot_id]["f_v"])
         assert batch.f_v[b, len(sample.shot_ids) :].abs().sum() == 0
         assert batch.ids[b, :size].tolist() == sample.rendered.ids.tolist()
         assert (batch.branch[b, size:] == -1).all()

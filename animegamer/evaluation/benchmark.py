@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from animegamer.evaluation import metrics
+from animegamer.evaluation.games import LONG_FIRST, LONG_LAST, GameSet
 from animegamer.evaluation.metrics import NOTHING, Figure, Score, with_ceiling, with_chance
-from animegamer.evaluation.play import GameSet
 from animegamer.evaluation.truth import Outcome, World
 from animegamer.game import STATE_NAMES
 
-LONG_FIRST = range(1, 11)
-LONG_LAST = range(91, 101)
 _SHOWN: tuple[tuple[str, Score, Callable[[Outcome], Hashable]], ...] = (
     ("character", metrics.right_characters, lambda o: o.truth.characters),
     ("motion", metrics.right_motion, lambda o: o.truth.motion),

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from animegamer.checkpoint import fingerprint
-from animegamer.config import Config, EvaluateConfig
-from animegamer.evaluation.benchmark import LONG_FIRST, LONG_LAST, SetResult
+from animegamer.config import Config
+from animegamer.evaluation.benchmark import SetResult
+from animegamer.evaluation.games import GameSet
 from animegamer.evaluation.judge import (
     Judged,
     judge_drawn,
@@ -18,50 +19,11 @@ from animegamer.evaluation.judge import (
     outcomes,
     probe_accuracy,
 )
-from animegamer.evaluation.play import GameSet, PlayedSet, Session, identity, play_set
+from animegamer.evaluation.play import PlayedSet, Session, identity, play_set
 from animegamer.evaluation.probes import Probe
-from animegamer.evaluation.truth import TruthError
-from animegamer.records import read_episodes
 
-LANGUAGES = 3
 CEILINGS = ("standard", "skill")
 """Sets whose drawn shots are judged too."""
-
-
-def games_wanted(evaluate: EvaluateConfig) -> dict[str, int]:
-    """Kind of game to how many of them the world has to draw."""
-    wanted = {
-        "standard": max(evaluate.count, evaluate.window_games),
-        "skill": evaluate.skill_games,
-        "language": LANGUAGES * evaluate.language_games,
-        "long": evaluate.long_games,
-    }
-    return {kind: count for kind, count in wanted.items() if count > 0}
-
-
-def game_sets(evaluate: EvaluateConfig) -> dict[str, GameSet]:
-    """The sets to play, from ``evaluate.games``; the first games of each file.
-
-    Raises:
-        TruthError: if fewer games were drawn than are wanted.
-    """
-    sets = {}
-    for kind, count in games_wanted(evaluate).items():
-        directory = Path(evaluate.games) / kind
-        episodes = read_episodes(directory / "shots.jsonl", hidden=True)
-        if kind == "language":  # by game, so that the first ones have all their languages
-            episodes.sort(key=lambda episode: episode.episode)
-        if len(episodes) < count:
-            raise TruthError(f"{directory} holds {len(episodes)} games, expected {count} or more")
-        if kind == "standard" and evaluate.window_games > 0:
-            sets["window_1"] = GameSet(
-                "window_1", directory, tuple(episodes[: evaluate.window_games]), window=1
-            )
-            count = evaluate.count
-        judged = frozenset([*LONG_FIRST, *LONG_LAST]) if kind == "long" else None
-        if count > 0:
-            sets[kind] = GameSet(kind, directory, tuple(episodes[:count]), judged=judged)
-    return sets
 
 
 def weights(checkpoint: str | Path) -> str:

@@ -13,8 +13,9 @@ import torch
 from tqdm import tqdm
 
 from animegamer.atomic import write_text
+from animegamer.evaluation.games import GameSet
 from animegamer.evaluation.metrics import gradient_energy, psnr
-from animegamer.evaluation.play import GameSet, PlayedSet
+from animegamer.evaluation.play import PlayedSet
 from animegamer.evaluation.probes import Probe, head_accuracy, read_frames
 from animegamer.evaluation.truth import Outcome, Reading, game_name, read_truth, showings
 from animegamer.game import CharacterState
@@ -47,22 +48,19 @@ def judge_played(probe: Probe, edges: Sequence[float], played: PlayedSet) -> Jud
         edges: borders between the world's motion levels.
         played: the set.
     """
-    readings: list[Reading | None] = []
-    energies = []
-    rows = range(0, len(played.states), _CHUNK)
-    for start in tqdm(rows, desc="judging generated shots", unit="batch", leave=False):
-        states = played.states[start : start + _CHUNK]
-        frames = [np.asarray(shot) for shot in played.frames[start : start + _CHUNK]]
-        for state, shot, seen in zip(states, frames, read_frames(probe, frames, edges),
-                                     strict=True):
-            if state is None or state.motion_scope is None:
-                readings.append(None)
-                energies.append(0.0)
-                continue
-            readings.append(replace(
-                seen, change=state.change, predicted_level=state.motion_scope.level
-            ))
-            energies.append(gradient_energy(shot))
+    readings: list[Reading | None] = [None] * len(played.states)
+    energies = [0.0] * len(played.states)
+    there = [row for row, state in enumerate(played.states) if state is not None]
+    starts = range(0, len(there), _CHUNK)
+    for start in tqdm(starts, desc="judging generated shots", unit="batch", leave=False):
+        rows = there[start : start + _CHUNK]
+        frames = [np.asarray(played.frames[row]) for row in rows]
+        for row, shot, seen in zip(rows, frames, read_frames(probe, frames, edges), strict=True):
+            state = played.states[row]
+            assert state is not None and state.motion_scope is not None
+            level = state.motion_scope.level
+            readings[row] = replace(seen, change=state.change, predicted_level=level)
+            energies[row] = gradient_energy(shot)
     return Judged(readings, energies, [])
 
 

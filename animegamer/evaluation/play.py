@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from animegamer.atomic import write_text
 from animegamer.config import Config
+from animegamer.evaluation.games import GameSet
 from animegamer.evaluation.truth import game_name, has_opening
 from animegamer.game import CharacterState, GameState, History, Instruction, MotionScope
 from animegamer.records import Episode, Shot, to_json
@@ -40,38 +41,6 @@ class Session(Protocol):
 
     def step_batch(self, games: Sequence[Any], instructions: Sequence[Instruction]) -> list[Any]:
         """Plays one turn of each game."""
-
-
-@dataclass(frozen=True)
-class GameSet:
-    """Held-out games of one kind.
-
-    Attributes:
-        name: of the set; also of its folder in the results.
-        directory: where the ``shots.jsonl`` is that they came from.
-        episodes: the games, in file order, read with hidden attributes.
-        window: turns in view, None for the session's own.
-        judged: turns that are drawn and judged, None for all; the others are played without
-            pictures where nothing looks at them.
-    """
-
-    name: str
-    directory: Path
-    episodes: tuple[Episode, ...]
-    window: int | None = None
-    judged: frozenset[int] | None = None
-
-    def shots(self) -> list[Shot]:
-        """What is judged, game by game: never an opening."""
-        return [shot for episode in self.episodes for shot in episode.shots if self.wants(shot)]
-
-    def wants(self, shot: Shot) -> bool:
-        """Whether a shot is judged."""
-        return shot.turn > 0 and (self.judged is None or shot.turn in self.judged)
-
-    def turns(self) -> int:
-        """Turns that are played, judged or not."""
-        return sum(shot.turn > 0 for episode in self.episodes for shot in episode.shots)
 
 
 @dataclass(frozen=True)

@@ -322,8 +322,7 @@ def load_probe(directory: str | Path) -> Probe:
     directory = Path(directory)
     if not has_probe(directory):
         raise ProbeError(
-            f"no probe in {directory}: run scripts/train_probes.py (scripts/evaluate.py trains "
-            "one by itself)"
+            f"no probe in {directory}: run scripts/prepare_evaluation.py, which trains one"
         )
     about = json.loads((directory / "probe.json").read_text(encoding="utf-8"))
     if about["picks"] != PICKS:

@@ -10,8 +10,6 @@ import copy
 import dataclasses
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 
 from animegamer.atomic import write_text
+from animegamer.checkpoint import replace_directory
 from animegamer.config import LoraConfig, MllmConfig
 from animegamer.language import Language, load_tokenizer
 from animegamer.models.mistral import add_lora, check_names, load_mistral, read_json
@@ -42,36 +41,31 @@ def save(
     state_dict: Mapping[str, torch.Tensor] | None,
 ) -> None:
     """Writes a model; see ``NextStateMLLM.save_pretrained``."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        weights = dict(model.state_dict() if state_dict is None else state_dict)
-        llm = {k.removeprefix("llm."): v for k, v in weights.items() if k.startswith("llm.")}
-        projections = {k: v for k, v in weights.items() if not k.startswith("llm.")}
+    weights = dict(model.state_dict() if state_dict is None else state_dict)
+    llm = {k.removeprefix("llm."): v for k, v in weights.items() if k.startswith("llm.")}
+    projections = {k: v for k, v in weights.items() if not k.startswith("llm.")}
+    adapter = bool(model.config.lora.rank) and not merge
+    base = _relative(model.base, directory) if adapter else None
+    config = dataclasses.replace(model.config, lora=LoraConfig()) if merge else model.config
+    about = {
+        "format": FORMAT,
+        "num_tokens": model.num_tokens,
+        "width": model.width,
+        "vocabulary": model.mistral.config.vocab_size,
+        "base": base,
+        "mllm": dataclasses.asdict(config),
+    }
+
+    def write(temporary: Path) -> None:
         _write_tensors(temporary / _PROJECTIONS, projections, dtype)
-        adapter = bool(model.config.lora.rank) and not merge
         if adapter:
-            _save_adapter(model, temporary / "adapter", llm, dtype)
+            _save_adapter(model, temporary / "adapter", llm, base, dtype)
         else:
             _save_whole(model, temporary / "language_model", llm, dtype)
         model.language.tokenizer.save_pretrained(str(temporary / "tokenizer"))
-        config = model.config
-        if merge:
-            config = dataclasses.replace(config, lora=LoraConfig())
-        about = {
-            "format": FORMAT,
-            "num_tokens": model.num_tokens,
-            "width": model.width,
-            "vocabulary": model.mistral.config.vocab_size,
-            "base": _relative(model.base, directory) if adapter else None,
-            "mllm": dataclasses.asdict(config),
-        }
         write_text(temporary / "mllm.json", json.dumps(about, indent=2) + "\n")
-        os.chmod(temporary, 0o755)
-        _replace(temporary, directory)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+
+    replace_directory(directory, write)
 
 
 def load(
@@ -135,6 +129,7 @@ def _save_adapter(
     model: NextStateMLLM,
     directory: Path,
     weights: Mapping[str, torch.Tensor],
+    base: str | None,
     dtype: torch.dtype | None,
 ) -> None:
     from peft import get_peft_model_state_dict
@@ -147,7 +142,7 @@ def _save_adapter(
     _write_tensors(directory / _ADAPTER, tensors, dtype)
     settings = copy.copy(model.llm.peft_config["default"])
     settings.inference_mode = True
-    settings.base_model_name_or_path = _relative(model.base, directory.parent)
+    settings.base_model_name_or_path = base
     settings.save_pretrained(str(directory))
 
 
@@ -238,14 +233,3 @@ def _find_base(directory: Path, recorded: str | None, given: str | Path | None) 
             "directory); pass base= with its place"
         )
     return Path(os.path.normpath(directory / recorded))
-
-
-def _replace(temporary: Path, directory: Path) -> None:
-    """Puts a finished directory in another's place."""
-    if not directory.exists():
-        temporary.rename(directory)
-        return
-    old = temporary.with_name(temporary.name + ".old")
-    directory.rename(old)
-    temporary.rename(directory)
-    shutil.rmtree(old)

@@ -162,6 +162,8 @@ def build_mistral(sizes: LanguageBaseSizes, vocabulary: int) -> MistralForCausal
         bos_token_id=1,
         eos_token_id=2,
         tie_word_embeddings=False,
+        # Fan-in scale: new query rows start at the mean embedding and learn slowly if it is tiny.
+        initializer_range=0.07,
     )
     return MistralForCausalLM(config)
 

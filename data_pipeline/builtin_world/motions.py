@@ -32,8 +32,9 @@ STAND = "stand"
 INTENSITIES = (1, 2, 3, 4, 5)
 
 # Cycles per second and size of the gestures at the five intensities.
-TEMPO = (0.5, 0.75, 1.0, 1.5, 2.0)
-JUMP_HEIGHTS = (3.0, 5.0, 8.0, 12.0, 16.0)
+_TEMPO = (0.5, 0.65, 0.85, 1.1, 1.4)
+_PACE = {"walk": 0.8, "run": 0.75, "jump": 0.7}
+JUMP_HEIGHTS = (2.5, 4.0, 7.0, 11.0, 15.0)
 REACH = (0.35, 0.5, 0.7, 0.9, 1.1)
 
 
@@ -64,12 +65,17 @@ class Beat:
         return math.cos(self.phase) * (-1 if self.second else 1)
 
 
+def tempo(motion: str, intensity: int) -> float:
+    """Cycles per second of a motion at an intensity."""
+    return _TEMPO[intensity - 1] * _PACE.get(motion, 1.0)
+
+
 def _stand(beat: Beat) -> Pose:
     return Pose(hip=(0, -HIP_HEIGHT + 0.8 * beat.swing), flutter=0.25 * beat.swing)
 
 
 def _walk(beat: Beat) -> Pose:
-    step, reach = beat.stride, 0.75 + 0.25 * beat.reach
+    step, reach = beat.stride, 0.6 + 0.4 * beat.reach
     rise = math.sin(beat.phase) * (-1 if beat.second else 1)
     return Pose(
         hip=(0, -HIP_HEIGHT - 1.5 + 2 * abs(step)),
@@ -85,7 +91,7 @@ def _walk(beat: Beat) -> Pose:
 
 
 def _run(beat: Beat) -> Pose:
-    step, rise, reach = beat.stride, beat.swing, 0.6 + 0.3 * beat.reach
+    step, rise, reach = beat.stride, beat.swing, 0.45 + 0.45 * beat.reach
     return Pose(
         hip=(0, -HIP_HEIGHT - 3 + 3 * abs(step)),
         lean=0.32,

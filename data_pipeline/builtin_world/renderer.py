@@ -25,9 +25,9 @@ from data_pipeline.builtin_world.motions import (
     REACH,
     SOLO,
     STAND,
-    TEMPO,
     TRAVEL,
     Beat,
+    tempo,
 )
 from data_pipeline.builtin_world.places import FAR_SPEED, Backdrop, backdrop
 from data_pipeline.builtin_world.props import draw_behind, draw_front, draw_in_hand, draw_sign
@@ -38,9 +38,9 @@ FPS = 8
 GROUND = 121.0
 SLOTS: dict[str, float] = {"left": 0.32, "right": 0.68}  # share of the frame's width
 # Part of the way to the other slot that a traveller covers on screen.
-_CROSSING = (0.15, 0.3, 0.5, 0.75, 1.0)
+_CROSSING = (0.08, 0.16, 0.3, 0.5, 0.75)
 # Units a frame at which the ground passes under travellers.
-_SCROLL = (0.4, 0.7, 1.2, 2.0, 3.2)
+_SCROLL = (0.25, 0.45, 0.8, 1.3, 2.0)
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def _frame(
     spec: SceneSpec, layers: Backdrop, index: int, wide: float, size: tuple[int, int]
 ) -> np.ndarray:
     level = spec.intensity - 1
-    tempo = TEMPO[level]
-    phase = 2 * math.pi * tempo * index / FPS
+    cycles = tempo(spec.motion, spec.intensity)
+    phase = 2 * math.pi * cycles * index / FPS
     travels = spec.motion in TRAVEL
     starts = spec.start_slots()
     facings = [1 if slot == "left" else -1 for slot in starts]
@@ -149,7 +149,7 @@ def _frame(
     signs = figures[:1] if spec.motion == "dance" else figures
     for figure in signs:
         draw_sign(pen, spec.motion, figure)
-    shake = energy.camera_speed(spec.motion, spec.intensity) * FPS / (4 * tempo)
+    shake = energy.camera_speed(spec.motion, spec.intensity) * FPS / (4 * cycles)
     return _develop(canvas, _camera(spec.motion, shake, phase, heading), layers.scale, size)
 
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.evaluation.worlds import SHOT, FakeSession, paint, write_games
 
 from animegamer.config import Config, PlayConfig
-from animegamer.evaluation.play import GameSet, identity, load_set, play_set, seconds_alone
+from animegamer.evaluation.games import GameSet
+from animegamer.evaluation.play import identity, load_set, play_set, seconds_alone
 from animegamer.records import read_episodes
+from tests.evaluation.worlds import SHOT, FakeSession, paint, write_games
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,12 @@ def test_window_of_a_set_overrides_the_session(drawn, tmp_path):
     session = FakeSession(shots, Config(shot=SHOT, play=PlayConfig(window=4, sink=1)))
     seen = []
     step = session.step_batch
-    session.step_batch = lambda g, i: seen.append([len(x.history.visible()) for x in g]) or step(g, i)
+
+    def watched(batch, instructions):
+        seen.append([len(game.history.visible()) for game in batch])
+        return step(batch, instructions)
+
+    session.step_batch = watched
     play_set(session, replace(games, window=1), tmp_path / "s", {"a": 1})
     assert all(count == 0 for counts in seen for count in counts)
 

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from tests.evaluation.worlds import make_game
 
 from animegamer.evaluation.truth import (
     TruthError,
@@ -14,6 +13,7 @@ from animegamer.evaluation.truth import (
     showings,
 )
 from animegamer.game import visible_turns
+from tests.evaluation.worlds import make_game
 
 
 def game(casts, motions=None):

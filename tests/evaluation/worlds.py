@@ -37,12 +37,13 @@ def paint(labels: dict[str, Any], hidden: dict[str, Any]) -> np.ndarray:
         video //= 3
     if hidden["landmark"] == "tower":
         video[:, 2:10, 38:46] = 255
-    speed = {"walk": 0, "sit": 1, "fly": 2, "stand": 0}[labels["motion"]]
+    speed = {"stand": 0, "walk": 3, "sit": 0, "fly": 1}[labels["motion"]]
     for place, name in enumerate(labels["characters"]):
         column = 8 + 20 * place
         for frame in range(FRAMES):
             top = 8 + speed * (frame % 3)
-            video[frame, top : top + 14, column : column + 12] = _COLORS[name]
+            tall = 10 if labels["motion"] == "sit" else 14
+            video[frame, top : top + tall, column : column + 12] = _COLORS[name]
             scarf = hidden["scarves"].get(name, "none")
             video[frame, top + 4 : top + 8, column : column + 12] = _COLORS[scarf]
     if labels["motion"] == "fly":
@@ -62,13 +63,14 @@ def make_shot(
         "time_of_day": str(rng.choice(TIMES)),
     }
     labels.update(changes)
+    level = 1 + MOTIONS.index(labels["motion"]) if turn else 1
     instruction = Instruction(
         tuple(labels["characters"]), labels["motion"], f"{labels['time_of_day']} {labels['place']}"
     )
     return Shot(
         shot_id=f"{episode}-t{turn:03d}", film="A", split="test", episode=episode, turn=turn,
         clip=f"clips/{episode}-t{turn:03d}.mp4", instruction=instruction if turn else None,
-        action="", motion_scope=1.0, motion_level=1 + MOTIONS.index(labels["motion"]) if turn else 1,
+        action="", motion_scope=1.0, motion_level=level,
         change=CharacterState(turn % 3, 0, -1) if turn else None, labels=labels, hidden=hidden,
     )
 

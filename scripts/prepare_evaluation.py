@@ -1,56 +1,46 @@
-"""Trains the probes that judge generated shots, on drawn shots only.
+"""Draws the held-out games, and trains the probes that judge generated shots.
 
-    python scripts/train_probes.py --config configs/tiny/evaluate.yaml
+    python scripts/prepare_evaluation.py --config configs/tiny/evaluate.yaml
 
-Draws ``evaluate.probe_games`` games of the built-in world (no game of them is a held-out one),
-trains for some minutes on one core and writes ``probe.safetensors`` and ``probe.json`` to
-``evaluate.probes``. A probe that is there already stays, unless its settings have changed.
+``evaluate.py`` and ``evaluate_decoder.py`` call it by themselves. The probes train on
+``evaluate.probe_games`` further games, as they were drawn, for some minutes on one core; what is
+there already stays, unless its settings have changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from animegamer.config import Config
 
-PROBE_SEED = 7041
+# The held-out games: the same for everyone, and no other data set has these seeds.
+TEST_SEED, PROBE_SEED = 4014, 7041
 # Skill games show every character flying and driving; mostly even games keep the motions even.
 SKILL_SHARE = 0.15
 
 
-def draw_games(config: Config) -> list[Any]:
-    """Draws what the probes train on; returns the directories."""
-    from pathlib import Path
-
+def draw_games(config: Config, parent: Path, wanted: dict[str, int], seed: int) -> list[Path]:
+    """Draws games that are not there yet, a folder a kind; returns the folders."""
     from data_pipeline.builtin_world.dataset import Job, draw
 
-    evaluate, directories = config.evaluate, []
-    skilled = round(SKILL_SHARE * evaluate.probe_games)
-    for kind, games in (("standard", evaluate.probe_games - skilled), ("skill", skilled)):
-        if games > 0:
-            out = Path(evaluate.probes) / "shots" / kind
-            draw(Job(out, "test", games, PROBE_SEED, kind, config.shot.height,
-                     config.shot.width, config.data.workers))
-            directories.append(out)
-    return directories
+    height, width, workers = config.shot.height, config.shot.width, config.data.workers
+    for kind, games in wanted.items():
+        draw(Job(parent / kind, "test", games, seed, kind, height, width, workers))
+    return [parent / kind for kind in wanted]
 
 
 def train(config: Config) -> None:
-    """Draws, trains and saves."""
-    from pathlib import Path
-
+    """Trains and saves the probes, if they are not there yet."""
     import torch
 
-    from animegamer.drawing import with_checkpoint
     from animegamer.evaluation.probe_training import ProbeSettings, load_shots, train_probe
     from animegamer.evaluation.probes import has_probe, save_probe, trained_with
 
     evaluate = config.evaluate
-    if Path(config.play.checkpoint).is_dir():
-        config = with_checkpoint(config)
     made_of = {"games": evaluate.probe_games, "steps": evaluate.probe_steps,
                "height": config.shot.height, "width": config.shot.width}
     if has_probe(evaluate.probes) and trained_with(evaluate.probes, made_of):
@@ -58,7 +48,10 @@ def train(config: Config) -> None:
         return
     if config.play.threads:
         torch.set_num_threads(config.play.threads)
-    frames, shots = load_shots(draw_games(config))
+    skilled = round(SKILL_SHARE * evaluate.probe_games)
+    wanted = {"standard": evaluate.probe_games - skilled, "skill": skilled}
+    folders = draw_games(config, Path(evaluate.probes) / "shots", wanted, PROBE_SEED)
+    frames, shots = load_shots(folders)
     probe, about = train_probe(frames, shots, ProbeSettings(steps=evaluate.probe_steps))
     save_probe(evaluate.probes, probe, {"made_of": made_of, **about})
     print(f"wrote {evaluate.probes}/probe.safetensors: {about}")
@@ -76,9 +69,14 @@ def main(arguments: list[str] | None = None) -> int:
     from animegamer import config as configuration
 
     try:
-        train(configuration.load(options.config, options.overrides))
+        config = configuration.load(options.config, options.overrides)
+        from animegamer.evaluation.games import games_wanted
+
+        wanted = games_wanted(config.evaluate)
+        draw_games(config, Path(config.evaluate.games), wanted, TEST_SEED)
+        train(config)
     except (OSError, ValueError, RuntimeError) as error:
-        print(f"train_probes.py: {error}", file=sys.stderr)
+        print(f"prepare_evaluation.py: {error}", file=sys.stderr)
         return 2
     return 0
 
