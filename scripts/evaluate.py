@@ -63,8 +63,8 @@ def evaluate(config: Config, command: list[str]) -> None:
     standard = results.get("standard")
     if standard is not None:
         more["levels"] = levels = benchmark.levels_table(standard, resamples)
-        kinds = benchmark.attributes(standard, config.play.window, resamples)
-        more["hidden_attributes_by_kind"] = {k: f.as_dict() for k, f in kinds.items()}
+        more["hidden_attributes_by_kind"] = benchmark.attributes(
+            standard, config.play.window, resamples)
         text += "\n\n" + report.levels_text(levels)
         text += "\n\n" + report.probes_table(evaluator.accuracy)
     text += "\n\nseconds a turn: " + ", ".join(f"{v:.2f} {k}" for k, v in seconds.items())

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "vocabulary": "game",
     "motion": "game video",
     "checkpoint": "atomic config",
-    "features": "atomic config records",
+    "features": "atomic",
     "data": "config features game records",
     "game_data": "config data features game language records",
     "training": "checkpoint config",
@@ -38,8 +38,10 @@ MAY_IMPORT = {
     "models.backbones": "checkpoint config models.patch_autoencoder",
     "models.decoder": "config models.diffusion models.encoder",
     "models.shot_model": "config data models.decoder models.diffusion models.encoder",
-    "models.mllm": "config game game_data language models.mllm_files",
-    "models.mllm_files": "atomic checkpoint config language",
+    "models.mistral": "config",
+    "models.mllm": "config game game_data language models.mistral models.mllm_files",
+    "models.mllm_files": "atomic checkpoint config language models.mistral",
+    "models.state_model": "game_data models.encoder models.mllm",
     "validation": "config data models.* motion video",
     "pretraining": "atomic config data features models.* records video",
     "opening": "config video",
@@ -47,7 +49,7 @@ MAY_IMPORT = {
     "saved_game": "atomic checkpoint config game opening video vocabulary",
     "storyboard": "fonts game saved_game vocabulary",
     "session": "checkpoint config drawing game language models.* opening video vocabulary",
-    "evaluation": "atomic checkpoint config data fonts game models.* motion records session video",
+    "evaluation": "atomic checkpoint config data drawing fonts game models.* motion records session video",
 }
 
 # Requirements that no file of ours imports, and who does.

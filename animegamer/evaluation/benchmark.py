@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -125,20 +126,17 @@ def _hidden(
     results: dict[str, SetResult], window: int, resamples: int
 ) -> dict[str, Figure]:
     found: dict[str, Figure] = {}
-    for name, source, inside in (
-        ("hidden_attributes", "standard", True),
-        ("hidden_attributes_window_1", "window_1", True),
-        ("hidden_attributes_beyond_window", "standard", False),
+    for name, sources, inside in (
+        ("hidden_attributes", ["standard"], True),
+        ("hidden_attributes_window_1", ["window_1"], True),
+        # Rarer, so that the skill games' turns are counted too.
+        ("hidden_attributes_beyond_window", ["standard", "skill"], False),
     ):
-        result = results.get(source)
-        figure, ceiling = NOTHING, None
-        if result is not None:
-            figure = metrics.hidden_attributes(
-                opened(result.given, result), window, resamples, inside=inside
-            )
-            ceiling = metrics.hidden_attributes(
-                opened(result.drawn, result), window, 1, inside=inside
-            ).value
+        there = [results[source] for source in sources if source in results]
+        given = [o for result in there for o in opened(result.given, result)]
+        drawn = [o for result in there for o in opened(result.drawn, result)]
+        figure = metrics.hidden_attributes(given, window, resamples, inside=inside)
+        ceiling = metrics.hidden_attributes(drawn, window, 1, inside=inside).value
         found[name] = with_ceiling(figure, ceiling)
     chance = found["hidden_attributes"].chance
     found["hidden_attributes_chance"] = Figure(
@@ -192,7 +190,7 @@ def _pictures(result: SetResult | None, resamples: int) -> dict[str, Figure]:
     return {"sharpness": with_ceiling(sharpness, 1.0), "autoencoder_psnr_db": quality}
 
 
-def levels_table(result: SetResult, resamples: int) -> list[dict[str, object]]:
+def levels_table(result: SetResult, resamples: int) -> list[dict[str, Any]]:
     """Per true motion level: shots, ACC-F of generated and of drawn shots, mean level given."""
     rows = []
     for level in range(1, metrics.LEVELS + 1):
@@ -209,6 +207,16 @@ def levels_table(result: SetResult, resamples: int) -> list[dict[str, object]]:
     return rows
 
 
-def attributes(result: SetResult, window: int, resamples: int) -> dict[str, Figure]:
-    """Hidden attributes inside the window by kind: scarf, landmark, vehicle."""
-    return metrics.attributes_by_kind(opened(result.given, result), window, resamples)
+def attributes(
+    result: SetResult, window: int, resamples: int
+) -> dict[str, dict[str, dict[str, float | int | None]]]:
+    """Hidden attributes inside and beyond the window by kind: scarf, landmark, vehicle."""
+    given = opened(result.given, result)
+    tables = {
+        name: metrics.attributes_by_kind(given, window, resamples, inside=inside)
+        for name, inside in (("inside", True), ("beyond", False))
+    }
+    return {
+        name: {kind: figure.as_dict() for kind, figure in kinds.items()}
+        for name, kinds in tables.items()
+    }

@@ -79,4 +79,6 @@ def game_sets(evaluate: EvaluateConfig) -> dict[str, GameSet]:
         judged = frozenset([*LONG_FIRST, *LONG_LAST]) if kind == "long" else None
         if count > 0:
             sets[kind] = GameSet(kind, directory, tuple(episodes[:count]), judged=judged)
+    if not sets:
+        raise TruthError("evaluate.count and the other numbers of games are all 0")
     return sets

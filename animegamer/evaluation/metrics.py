@@ -207,13 +207,13 @@ def attribute_chance(items: Sequence[tuple[Outcome, str]]) -> float | None:
 
 
 def attributes_by_kind(
-    outcomes: Iterable[Outcome], window: int, resamples: int, seed: int = 0
+    outcomes: Iterable[Outcome], window: int, resamples: int, *, inside: bool = True, seed: int = 0
 ) -> dict[str, Figure]:
     """``hidden_attributes`` for scarf, landmark and vehicle apart."""
     scores: dict[str, list[tuple[str, float]]] = {}
     for o in outcomes:
         for attribute, distance in o.showings.items():
-            if inside_window(distance, window):
+            if inside_window(distance, window) == inside:
                 kind = attribute.partition(":")[0]
                 scores.setdefault(kind, []).append((o.game, right_attribute(o, attribute)))
     return {kind: mean(scores[kind], resamples, seed) for kind in sorted(scores)}

@@ -119,7 +119,7 @@ def play_set(
     directory.mkdir(parents=True)
     shots = games.shots()
     shape = session.config.shot
-    frames = np.lib.format.open_memmap(  # type: ignore[no-untyped-call]
+    frames = np.lib.format.open_memmap(
         directory / "shots.npy", "w+", np.uint8,
         (len(shots), shape.frames, shape.height, shape.width, 3),
     )

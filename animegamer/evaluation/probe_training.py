@@ -62,8 +62,13 @@ def load_shots(directories: Sequence[str | Path]) -> tuple[np.ndarray, list[Shot
         for directory in directories
         for shot in read_shots(Path(directory) / "shots.jsonl", hidden=True)
     ]
-    reading = tqdm(found, desc="reading the probes' shots", unit="shot")
-    return np.stack([pick(read_video(path)) for path, _ in reading]), [s for _, s in found]
+    if not found:
+        raise ProbeError(f"no shots in {', '.join(map(str, directories))}: nothing to train on")
+    shape = pick(read_video(found[0][0])).shape
+    frames = np.empty((len(found), *shape), np.uint8)
+    for row, (path, _) in enumerate(tqdm(found, desc="reading the probes' shots", unit="shot")):
+        frames[row] = pick(read_video(path))
+    return frames, [shot for _, shot in found]
 
 
 def patch_basis(frames: np.ndarray, sample: int = 400) -> torch.Tensor:

@@ -139,7 +139,7 @@ def worst_rows(outcomes: Sequence[Outcome], count: int) -> list[int]:
 
 def _character_pairs(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
     """Whom a probe saw for each named character: itself, or those who should not be there."""
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for o in outcomes:
         assert o.given is not None
         strangers = sorted(o.given.characters - o.truth.characters) or ["nobody"]

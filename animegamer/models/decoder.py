@@ -6,7 +6,7 @@ Axis letters: B batch, F latent frames, C latent channels, H x W latent grid, N 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from diffusers import CogVideoXTransformer3DModel
@@ -35,6 +35,22 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
     The other arguments are CogVideoX-2B's.
     """
 
+    # Fixed by CogVideoX-2B: not part of this class's config.
+    ignore_for_config = [
+        "activation_fn",
+        "attention_bias",
+        "dropout",
+        "flip_sin_to_cos",
+        "freq_shift",
+        "norm_elementwise_affine",
+        "norm_eps",
+        "ofs_embed_dim",
+        "patch_bias",
+        "text_embed_dim",
+        "timestep_activation_fn",
+        "use_learned_positional_embeddings",
+    ]
+
     @register_to_config
     def __init__(
         self,
@@ -48,10 +64,12 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
         sample_height: int = 60,
         sample_frames: int = 17,
         patch_size: int = 2,
+        patch_size_t: None = None,
         temporal_compression_ratio: int = 4,
         max_text_seq_length: int = 226,
         spatial_interpolation_scale: float = 1.875,
         temporal_interpolation_scale: float = 1.0,
+        use_rotary_positional_embeddings: Literal[False] = False,
         motion_scope: bool = True,
         motion_scope_hidden: int = 512,
     ) -> None:

@@ -165,7 +165,7 @@ class NextStateMLLM(nn.Module):
         """
         from animegamer.models.mllm_files import load
 
-        return load(Path(directory), base=base, config=config, dtype=dtype)
+        return load(cls, Path(directory), base=base, config=config, dtype=dtype)
 
     def save_pretrained(
         self,

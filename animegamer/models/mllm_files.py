@@ -69,6 +69,7 @@ def save(
 
 
 def load(
+    make: type[NextStateMLLM],
     directory: Path,
     *,
     base: str | Path | None,
@@ -76,8 +77,6 @@ def load(
     dtype: torch.dtype,
 ) -> NextStateMLLM:
     """Reads a model; see ``NextStateMLLM.from_pretrained``."""
-    from animegamer.models.mllm import NextStateMLLM
-
     about = read_json(directory / "mllm.json")
     saved = _settings(directory / "mllm.json", about)
     if config is not None:
@@ -101,7 +100,7 @@ def load(
     else:
         wrapped = load_mistral(directory / "language_model", dtype)
     language = Language(load_tokenizer(directory / "tokenizer"), about["num_tokens"])
-    model = NextStateMLLM(wrapped, language, config, about["width"], base_directory)
+    model = make(wrapped, language, config, about["width"], base_directory)
     for part in (model.input_projection, model.output_projection):
         part.to(dtype)
     projections = _read_tensors(directory / _PROJECTIONS)

@@ -11,7 +11,7 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
-TARGETS = (2.6, 4.0, 6.1, 9.2, 13.8)
+TARGETS = (2.8, 4.6, 7.6, 12.5, 20.5)
 TABLE_FILE = Path(__file__).with_name("energy.json")
 
 # A camera speed of one unit a frame is 720 / 192 pixels of a 720-wide frame.

@@ -32,9 +32,10 @@ STAND = "stand"
 INTENSITIES = (1, 2, 3, 4, 5)
 
 # Cycles per second and size of the gestures at the five intensities.
-_TEMPO = (0.5, 0.65, 0.85, 1.1, 1.4)
+# Whole cycles in a shot, and at the fastest in the four frames of one latent.
+TEMPO = (0.5, 0.5, 1.0, 1.5, 2.0)
 _PACE = {"walk": 0.8, "run": 0.75, "jump": 0.7}
-JUMP_HEIGHTS = (2.5, 4.0, 7.0, 11.0, 15.0)
+JUMP_HEIGHTS = (2.5, 5.0, 7.0, 11.0, 15.0)
 REACH = (0.35, 0.5, 0.7, 0.9, 1.1)
 
 
@@ -67,7 +68,7 @@ class Beat:
 
 def tempo(motion: str, intensity: int) -> float:
     """Cycles per second of a motion at an intensity."""
-    return _TEMPO[intensity - 1] * _PACE.get(motion, 1.0)
+    return TEMPO[intensity - 1] * _PACE.get(motion, 1.0)
 
 
 def _stand(beat: Beat) -> Pose:

@@ -25,6 +25,7 @@ from data_pipeline.builtin_world.motions import (
     REACH,
     SOLO,
     STAND,
+    TEMPO,
     TRAVEL,
     Beat,
     tempo,
@@ -38,9 +39,9 @@ FPS = 8
 GROUND = 121.0
 SLOTS: dict[str, float] = {"left": 0.32, "right": 0.68}  # share of the frame's width
 # Part of the way to the other slot that a traveller covers on screen.
-_CROSSING = (0.08, 0.16, 0.3, 0.5, 0.75)
+_CROSSING = (0.1, 0.2, 0.35, 0.6, 0.9)
 # Units a frame at which the ground passes under travellers.
-_SCROLL = (0.25, 0.45, 0.8, 1.3, 2.0)
+_SCROLL = (0.25, 0.5, 0.9, 1.6, 2.6)
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,9 @@ def _frame(
     signs = figures[:1] if spec.motion == "dance" else figures
     for figure in signs:
         draw_sign(pen, spec.motion, figure)
-    shake = energy.camera_speed(spec.motion, spec.intensity) * FPS / (4 * cycles)
-    return _develop(canvas, _camera(spec.motion, shake, phase, heading), layers.scale, size)
+    shake = energy.camera_speed(spec.motion, spec.intensity) * FPS / (4 * TEMPO[level])
+    turn = 2 * math.pi * TEMPO[level] * index / FPS
+    return _develop(canvas, _camera(spec.motion, shake, turn, heading), layers.scale, size)
 
 
 def _camera(motion: str, shake: float, phase: float, heading: int) -> tuple[float, float]:

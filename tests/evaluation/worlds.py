@@ -22,7 +22,7 @@ PLACES = ("field", "room")
 TIMES = ("day", "night")
 SCARVES = ("none", "red", "blue")
 LANDMARKS = ("none", "tower")
-FRAMES, HEIGHT, WIDTH = 17, 32, 48
+FRAMES, HEIGHT, WIDTH = 17, 32, 64
 SHOT = ShotConfig(FRAMES, 8, HEIGHT, WIDTH)
 _COLORS = {"Ada": (220, 40, 40), "Bo": (40, 200, 60), "Cy": (60, 80, 230), "none": (128, 128, 128),
            "red": (250, 0, 0), "blue": (0, 0, 250), "field": (150, 230, 140),
@@ -30,13 +30,13 @@ _COLORS = {"Ada": (220, 40, 40), "Bo": (40, 200, 60), "Cy": (60, 80, 230), "none
 
 
 def paint(labels: dict[str, Any], hidden: dict[str, Any]) -> np.ndarray:
-    """uint8 (17, 32, 48, 3): everything that the labels say can be seen."""
+    """uint8 (17, 32, 64, 3): everything that the labels say can be seen."""
     video = np.empty((FRAMES, HEIGHT, WIDTH, 3), np.uint8)
     video[:] = _COLORS[labels["place"]]
     if labels["time_of_day"] == "night":
         video //= 3
     if hidden["landmark"] == "tower":
-        video[:, 2:10, 38:46] = 255
+        video[:, 2:10, 52:62] = 255
     speed = {"stand": 0, "walk": 3, "sit": 0, "fly": 1}[labels["motion"]]
     for place, name in enumerate(labels["characters"]):
         column = 8 + 20 * place
@@ -116,6 +116,9 @@ class FakeSession:
             game.history.append(Turn(None, GameState(None, None)))
         return game
 
+    def picture(self, shot: Shot) -> np.ndarray:
+        return paint(shot.labels, shot.hidden)
+
     def step_batch(self, games: Any, instructions: Any) -> list[GameState]:
         keys = [(game.episode, game.turn + 1) for game in games]
         if self.fail & set(keys):
@@ -126,7 +129,7 @@ class FakeSession:
             assert shot.instruction == asked
             picture = None
             if self.drawer is not None:
-                picture = paint(shot.labels, shot.hidden)
+                picture = self.picture(shot)
                 self.drawn += 1
             state = GameState(MotionScope(shot.motion_level), shot.change, None, picture)
             game.history.append(Turn(asked, replace(state, shot=None)))
