@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors import SafetensorError
 
 from animegamer.atomic import write_text
 from animegamer.config import Config, differences, save, to_tree
@@ -75,12 +76,25 @@ class RunDirectory:
         return self.path / f"step_{step:07d}"
 
     def latest(self) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint and its ``state.json``, or None at the start of a run."""
+        """The newest checkpoint and its ``state.json``, or None at the start of a run.
+
+        Raises:
+            CheckpointError: if ``state.json`` is damaged.
+        """
         steps = self.steps()
         if not steps:
             return None
         directory = self.checkpoint(steps[-1])
-        return directory, json.loads((directory / "state.json").read_text(encoding="utf-8"))
+        try:
+            state = json.loads((directory / "state.json").read_text(encoding="utf-8"))
+            if not {"step", "parents", "finished"} <= state.keys():
+                raise ValueError("an entry is missing")
+        except (ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"{directory / 'state.json'} is damaged ({error}): delete {directory}, and the "
+                "checkpoint before it is used"
+            ) from None
+        return directory, state
 
     def save(
         self, step: int, state: dict[str, Any], write: Callable[[Path], None], keep: int
@@ -98,6 +112,8 @@ class RunDirectory:
         """
         final = self.checkpoint(step)
         temporary = self.path / f".{final.name}.{os.getpid()}"
+        for left in self.path.glob(".step_*"):  # by a process that was killed while it saved
+            shutil.rmtree(left, ignore_errors=True)
         try:
             temporary.mkdir(parents=True)
             write(temporary)
@@ -106,7 +122,7 @@ class RunDirectory:
             if final.exists():
                 shutil.rmtree(final)
             os.replace(temporary, final)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # safetensors: a full disk is one of its own
             raise CheckpointError(
                 f"cannot save {final}: {error}. Older checkpoints are whole; make room and run "
                 "the same command again"
@@ -129,9 +145,15 @@ def _sync(directory: Path) -> None:
 
 
 def replace_directory(path: str | Path, write: Callable[[Path], None]) -> None:
-    """Writes a directory under a temporary name and puts it in the place of ``path``."""
+    """Writes a directory under a temporary name and puts it in the place of ``path``.
+
+    Raises:
+        CheckpointError: if it cannot be written; what was at ``path`` is untouched.
+    """
     path = Path(path)
     temporary = path.parent / f".{path.name}.{os.getpid()}"
+    for left in path.parent.glob(f".{path.name}.*"):
+        shutil.rmtree(left, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         write(temporary)
@@ -139,8 +161,48 @@ def replace_directory(path: str | Path, write: Callable[[Path], None]) -> None:
         if path.exists():
             shutil.rmtree(path)
         os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write {path}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def load_model(kind: Any, directory: str | Path, *, unused: str = "", **options: Any) -> Any:
+    """Loads a diffusers or transformers model strictly, from safetensors only.
+
+    Both libraries fill what a file lacks with random numbers and only warn.
+
+    Args:
+        kind: the model's class.
+        directory: where it lies.
+        unused: regular expression of weights that the files may hold beyond the model's.
+        options: further arguments of its ``from_pretrained``.
+
+    Raises:
+        CheckpointError: names the directory and what is missing, damaged or of another model.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise CheckpointError(
+            f"no {kind.__name__} at {directory}: run the step that makes it, or correct the path "
+            "in the configuration"
+        )
+    try:
+        model, report = kind.from_pretrained(
+            str(directory), use_safetensors=True, local_files_only=True,
+            output_loading_info=True, **options,
+        )
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{directory}: not a whole {kind.__name__} ({reason})") from error
+    for what in ("missing", "mismatched", "unexpected"):
+        for name in sorted(map(str, report[f"{what}_keys"])):
+            if what != "unexpected" or not unused or not re.match(unused, name):
+                raise CheckpointError(
+                    f"{directory}: weight {name} is {what}; the files are of another model than "
+                    f"{kind.__name__} or of another version"
+                )
+    return model
 
 
 def fingerprint(path: str | Path) -> str:
@@ -181,7 +243,8 @@ def exported(path: str | Path) -> Path:
     if any((path / part).is_dir() for part in ("encoder", "decoder", "mllm")):
         return path
     steps = sorted(
-        child for child in path.glob("step_*") if (child / "state.json").is_file()
+        (child for child in path.glob("step_*") if (child / "state.json").is_file()),
+        key=lambda child: int(child.name[5:]),
     )
     if steps and (steps[-1] / "export").is_dir():
         return steps[-1] / "export"
@@ -189,3 +252,30 @@ def exported(path: str | Path) -> Path:
         f"no weights in {path}: expected encoder/, decoder/ or mllm/, or a training run's step_*; "
         "run the earlier stage, or correct train.init"
     )
+
+
+def tensors_fingerprint(directory: str | Path, without: tuple[str, ...] = ()) -> str:
+    """Short hash of the tensors in a directory's safetensors files.
+
+    Args:
+        directory: of a model.
+        without: tensors whose names begin so do not count.
+
+    Raises:
+        CheckpointError: if there are no such tensors, or a file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    digest, found = hashlib.sha256(), False
+    for file in sorted(Path(directory).glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="np") as tensors:
+                for name in sorted(tensors.keys()):
+                    if not name.startswith(without):
+                        digest.update(name.encode() + tensors.get_tensor(name).tobytes())
+                        found = True
+        except SafetensorError as error:
+            raise CheckpointError(f"{file} is damaged ({error}): fetch or make it again") from None
+    if not found:
+        raise CheckpointError(f"no weights in {directory}: check the path in the configuration")
+    return digest.hexdigest()[:16]

@@ -322,7 +322,29 @@ class EvaluateConfig:
     long_games: int = 4
     bootstrap: int = 1000
     probe_games: int = 700
-    probe_steps: int = 1500
+    probe_steps: int = 2000
+
+
+@dataclass(frozen=True)
+class AssembleConfig:
+    """The public checkpoint (``scripts/assemble_checkpoint.py``) and the runs it is made of.
+
+    Attributes:
+        encoder: run or checkpoint of stage 1.
+        decoder: run or checkpoint of stage 3, or of stage 1 where nothing was adapted.
+        mllm: run or checkpoint of stage 2.
+        backbones: frozen networks that go into it, by their names in ``backbones``; the others stay
+            where the configuration says.
+        output: the checkpoint's directory.
+    """
+
+    encoder: str = "runs/stage1_joint"
+    decoder: str = "runs/stage3"
+    mllm: str = "runs/stage2"
+    backbones: tuple[
+        Literal["autoencoder", "image_encoder", "text_encoder", "video_base", "language_base"], ...
+    ] = ()
+    output: str = "checkpoints/AnimeGamer"
 
 
 @dataclass(frozen=True)
@@ -338,13 +360,16 @@ class PretrainSchedule:
 class AutoencoderSizes:
     """PatchAutoencoder; Deviation: tiny scale only."""
 
-    latent_channels: int = 32
+    latent_channels: int = 48
     patch: int = 8
-    encoder_width: int = 96
+    encoder_width: int = 128
     encoder_blocks: int = 2
     decoder_width: int = 160
-    decoder_blocks: int = 3
+    decoder_blocks: int = 2
+    pixel_widths: tuple[int, ...] = (48, 32)
+    pixel_blocks: tuple[int, ...] = (2, 1)
     train: PretrainSchedule = field(default_factory=PretrainSchedule)
+    decoder_train: PretrainSchedule = field(default_factory=PretrainSchedule)
 
 
 @dataclass(frozen=True)
@@ -403,15 +428,15 @@ class PretrainConfig:
     """Sizes and schedules of the tiny backbones (``scripts/train_backbones.py``).
 
     Attributes:
-        parts: what is trained, in order; ``text`` is the vocabulary, T5 and Mistral.
+        parts: what is trained, in order; ``text`` is the vocabulary, T5 and Mistral,
+            ``autoencoder_decoder`` goes on with the autoencoder's decoder alone, which leaves the
+            latents as they are and may run beside the later stages.
         clips: clips whose pixels the autoencoder and the CLIP tower are trained on.
     """
 
-    parts: tuple[Literal["text", "image_encoder", "autoencoder"], ...] = (
-        "text",
-        "image_encoder",
-        "autoencoder",
-    )
+    parts: tuple[
+        Literal["text", "image_encoder", "autoencoder", "autoencoder_decoder"], ...
+    ] = ("text", "image_encoder", "autoencoder", "autoencoder_decoder")
     clips: int = 4000
     autoencoder: AutoencoderSizes = field(default_factory=AutoencoderSizes)
     image_encoder: ImageEncoderSizes = field(default_factory=ImageEncoderSizes)
@@ -435,6 +460,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     play: PlayConfig = field(default_factory=PlayConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    assemble: AssembleConfig = field(default_factory=AssembleConfig)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
 
 

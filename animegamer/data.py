@@ -3,7 +3,8 @@
 What the ``index``-th sample is follows from the seed and the index alone, so that a resumed run, or
 one on more processes, goes on with exactly the samples that were next.
 
-Axis letters: B batch, F latent frames, C latent channels, H x W latent grid, N tokens of s_a, D width.
+Axis letters: B batch, F latent frames, C latent channels, H x W latent grid, N tokens of s_a, D
+width.
 """
 
 from __future__ import annotations

@@ -29,18 +29,25 @@ class FeatureWriter:
         directory: where the shards go.
         source: names and fingerprints of what the features were made with.
         shard_size: records a shard.
+        shard_bytes: a shard is closed at this size, too: records of 480 x 720 are 2 MB each.
 
     Raises:
-        FeatureError: if the directory holds features from another source.
+        FeatureError: if the directory holds features from another source, or a damaged index.
     """
 
-    def __init__(self, directory: str | Path, source: dict[str, str], shard_size: int = 2048):
+    def __init__(
+        self,
+        directory: str | Path,
+        source: dict[str, str],
+        shard_size: int = 2048,
+        shard_bytes: int = 256_000_000,
+    ) -> None:
         self.directory = Path(directory)
-        self.shard_size = shard_size
+        self.shard_size, self.shard_bytes, self.bytes = shard_size, shard_bytes, 0
         self.pending: list[tuple[str, str, dict[str, np.ndarray]]] = []
         index = self.directory / "index.json"
         if index.is_file():
-            self.index = json.loads(index.read_text(encoding="utf-8"))
+            self.index = _read_index(index)
             if self.index["source"] != source:
                 raise FeatureError(
                     f"{self.directory} was made with {self.index['source']}, now {source}: "
@@ -57,7 +64,8 @@ class FeatureWriter:
     def add(self, name: str, content: str, arrays: dict[str, np.ndarray]) -> None:
         """Adds one record. ``content`` is the hash of what it was made from."""
         self.pending.append((name, content, arrays))
-        if len(self.pending) >= self.shard_size:
+        self.bytes += sum(array.nbytes for array in arrays.values())
+        if len(self.pending) >= self.shard_size or self.bytes >= self.shard_bytes:
             self.flush()
 
     def flush(self) -> None:
@@ -73,7 +81,19 @@ class FeatureWriter:
         for row, (name, content, _) in enumerate(self.pending):
             self.index["rows"][name] = [number, row, content]
         write_text(self.directory / "index.json", json.dumps(self.index))
-        self.pending = []
+        self.pending, self.bytes = [], 0
+
+
+def _read_index(path: Path) -> dict[str, Any]:
+    try:
+        index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not {"source", "shards", "rows"} <= index.keys():
+            raise ValueError("an entry is missing")
+    except (ValueError, AttributeError) as error:
+        raise FeatureError(
+            f"{path} is damaged ({error}): delete {path.parent} and make the features again"
+        ) from None
+    return index
 
 
 class FeatureStore(Mapping[str, dict[str, np.ndarray]]):
@@ -92,7 +112,7 @@ class FeatureStore(Mapping[str, dict[str, np.ndarray]]):
         path = self.directory / "index.json"
         if not path.is_file():
             raise FeatureError(f"no features in {self.directory} (no index.json): make them first")
-        self.index = json.loads(path.read_text(encoding="utf-8"))
+        self.index = _read_index(path)
         if source is not None and self.index["source"] != source:
             raise FeatureError(
                 f"{self.directory} was made with {self.index['source']}, but the configuration "

@@ -6,12 +6,8 @@ generator states and a killed run goes on as if nothing had happened.
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 import signal
-import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -25,8 +21,7 @@ from torch import nn
 
 from animegamer.checkpoint import CheckpointError, RunDirectory
 from animegamer.config import Config, TrainConfig
-
-logger = logging.getLogger(__name__)
+from animegamer.training_log import Log
 
 Batch = Callable[[int, int], Any]
 """(micro-batch number, process) -> that batch; there are ``accumulate`` of them a step."""
@@ -44,8 +39,10 @@ def select_trainable(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, l
         Parameter names by pattern; a parameter belongs to the last pattern that matches it.
 
     Raises:
-        ValueError: if an entry matches nothing.
+        ValueError: if an entry matches nothing, or there is none.
     """
+    if not patterns:
+        raise ValueError("train.trainable is empty: name what trains, such as [encoder, decoder]")
     owner: dict[str, str] = {}
     for pattern in patterns:
         module, _, part = pattern.rpartition(".")
@@ -72,9 +69,10 @@ def select_trainable(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, l
 def parameter_table(model: nn.Module, groups: dict[str, list[str]]) -> str:
     """What trains, by entry, and the totals, as text."""
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    rows = [f"{pattern:32s} {sum(sizes[n] for n in names):>15,}" for pattern, names in groups.items()]
-    trained = sum(sizes[n] for names in groups.values() for n in names)
-    return "\n".join([*rows, f"{'trainable of all':32s} {trained:>15,} of {sum(sizes.values()):,}"])
+    counts = {pattern: sum(sizes[n] for n in names) for pattern, names in groups.items()}
+    rows = [f"{pattern:32s} {count:>15,}" for pattern, count in counts.items()]
+    total = f"{sum(counts.values()):>15,} of {sum(sizes.values()):,}"
+    return "\n".join([*rows, f"{'trainable of all':32s} {total}"])
 
 
 def learning_rate_factor(config: TrainConfig, step: int) -> float:
@@ -144,7 +142,7 @@ def fit(
     validate: Callable[[int, Path], dict[str, float]] | None = None,
     export: Callable[[Path], None] | None = None,
     parents: dict[str, str] | None = None,
-) -> Path:
+) -> bool:
     """Trains ``model``: ``loss, metrics = model(batch(number, process))``.
 
     Args:
@@ -156,11 +154,11 @@ def fit(
         parents: fingerprints of the checkpoints that this run starts from.
 
     Returns:
-        The directory of the last checkpoint.
+        Whether all steps are done; False after SIGTERM or Ctrl-C, when the same command goes on.
 
     Raises:
         CheckpointError: the run directory belongs to another configuration or parent.
-        FloatingPointError: the loss is not finite; the last checkpoint is whole.
+        FloatingPointError: the loss or a weight is not finite; the last checkpoint is whole.
     """
     train = config.train
     if train.threads:
@@ -168,18 +166,23 @@ def fit(
     accelerator = Accelerator(mixed_precision=train.precision)
     run = RunDirectory(train.run, config)
     groups = select_trainable(model, train.trainable)
+    model.to(accelerator.device)  # before the averages are copied from it
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimizer = _optimizer(train, named, groups)
     average = Average(named, train.ema_decay)
-    start = _resume(run, named, optimizer, average, parents or {})
+    state = _resume(run, named, optimizer, average, parents or {})
+    start = int(state.get("step", 0))
     model, optimizer = accelerator.prepare(model, optimizer)
+    if accelerator.scaler is not None and "scaler" in state:
+        accelerator.scaler.load_state_dict(state["scaler"])
     main = accelerator.is_main_process
-    log = _Log(run.path, train, start) if main else None
+    log = Log(run.path, train, start, state.get("log", {})) if main else None
     if log is not None:
         log.text(parameter_table(accelerator.unwrap_model(model), groups))
 
     def save(step: int) -> None:
-        if main:
+        if log is not None:
+            _check_finite(named, step)
 
             def write(directory: Path) -> None:
                 save_file({k: p.detach().contiguous() for k, p in named.items()},
@@ -193,7 +196,10 @@ def fit(
                     export(directory / "export")
                     average.swap()
 
-            state = {"parents": parents or {}, "finished": step >= train.steps}
+            state: dict[str, Any] = {"parents": parents or {}, "finished": step >= train.steps}
+            state["log"] = log.pending()
+            if accelerator.scaler is not None:
+                state["scaler"] = accelerator.scaler.state_dict()
             run.save(step, state, write, train.keep)
         accelerator.wait_for_everyone()
 
@@ -202,7 +208,7 @@ def fit(
         rank = accelerator.process_index
         parts = train.accumulate
         upcoming = ahead.submit(batch, step * parts, rank)
-        while step < train.steps and not stop.requested:
+        while step < train.steps and not _stopping(accelerator, stop):
             torch.manual_seed(hash((train.seed, step, rank)) % 2**63)
             factor = learning_rate_factor(train, step)
             for group in optimizer.param_groups:
@@ -232,7 +238,7 @@ def fit(
             save(step)
     if log is not None:
         log.close(step, stopped=step < train.steps)
-    return run.checkpoint(step)
+    return step >= train.steps
 
 
 def _validate(
@@ -242,7 +248,7 @@ def _validate(
     validate: Callable[[int, Path], dict[str, float]],
     step: int,
     run: RunDirectory,
-    log: _Log | None,
+    log: Log | None,
 ) -> None:
     if log is not None:
         average.swap()
@@ -282,21 +288,40 @@ def _optimizer_tensors(
     return tensors
 
 
+def _stopping(accelerator: Accelerator, stop: Stop) -> bool:
+    """Whether any process was asked to stop: all end after the same step, or none could save."""
+    if accelerator.num_processes == 1:
+        return stop.requested
+    flag = torch.tensor(float(stop.requested), device=accelerator.device)
+    return accelerator.reduce(flag, "sum").item() > 0
+
+
+def _check_finite(named: dict[str, nn.Parameter], step: int) -> None:
+    for name, parameter in named.items():
+        if not parameter.isfinite().all():
+            raise FloatingPointError(
+                f"{name} is not finite after step {step}, nothing is saved: lower train.lr, or use "
+                "train.precision=no; the last checkpoint is whole"
+            )
+
+
 def _resume(
     run: RunDirectory,
     named: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     average: Average,
     parents: dict[str, str],
-) -> int:
+) -> dict[str, Any]:
+    """Loads the newest checkpoint and returns its ``state.json``, or {} at the start of a run."""
     latest = run.latest()
     if latest is None:
-        return 0
+        return {}
     directory, state = latest
-    if state["parents"] != parents:
+    changed = [k for k, old in state["parents"].items() if parents.get(k) != old]
+    if changed:
         raise CheckpointError(
-            f"{directory} started from {state['parents']}, now {parents}: what it builds on has "
-            "changed; set train.run to a new directory"
+            f"{directory} builds on other files than there are now ({', '.join(changed)} changed): "
+            "put them back, or set train.run to a new directory"
         )
     try:
         weights = load_file(directory / "trained.safetensors")
@@ -306,78 +331,22 @@ def _resume(
         raise CheckpointError(
             f"{directory} is damaged ({error}): delete it, and the one before it is used"
         ) from error
+    for kept in (weights, *([shadow] if average.shadow else [])):
+        for name in sorted(named.keys() ^ kept.keys()):
+            raise CheckpointError(
+                f"{directory} is of another model: {name} is "
+                + ("missing" if name in named else "unexpected")
+            )
     for name, parameter in named.items():
-        if name not in weights or weights[name].shape != parameter.shape:
-            raise CheckpointError(f"{directory} has no weights that fit {name}")
+        if weights[name].shape != parameter.shape:
+            raise CheckpointError(
+                f"{directory} is of another model: {name} is {tuple(weights[name].shape)}, "
+                f"expected {tuple(parameter.shape)}"
+            )
         parameter.data.copy_(weights[name])
         if average.shadow:
             average.shadow[name].copy_(shadow[name])
         own = {k.rpartition(":")[2]: v for k, v in moments.items() if k.rpartition(":")[0] == name}
         if own:
             optimizer.state[parameter] = own
-    return int(state["step"])
-
-
-class _Log:
-    """metrics.jsonl, train.log, TensorBoard and a progress bar."""
-
-    def __init__(self, path: Path, train: TrainConfig, start: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-        from tqdm import tqdm
-
-        self.path, self.every = path, train.log_every
-        self.board = SummaryWriter(str(path / "tensorboard"), purge_step=start)
-        self.bar = tqdm(
-            total=train.steps, initial=start, desc=path.name, unit="step", dynamic_ncols=True,
-            mininterval=1 if sys.stderr.isatty() else 60,
-        )
-        self.sums: dict[str, torch.Tensor] = {}
-        self.count, self.since = 0, time.perf_counter()
-
-    def text(self, message: str) -> None:
-        """A note for train.log."""
-        with (self.path / "train.log").open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
-
-    def record(self, step: int, values: dict[str, float]) -> None:
-        """A line of metrics.jsonl, and its TensorBoard scalars."""
-        line = {"step": step, "time": round(time.time(), 1), **values}
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        for name, value in values.items():
-            self.board.add_scalar(name, value, step)
-
-    def step(
-        self, step: int, loss: torch.Tensor, norm: Any, lr: float, metrics: dict[str, Any]
-    ) -> None:
-        """One optimiser step."""
-        self.bar.update()
-        values = {"loss": loss.detach(), "grad_norm": torch.as_tensor(norm), **metrics}
-        for name, value in values.items():
-            value = torch.as_tensor(value).detach().float()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
-        self.count += 1
-        if step % self.every:
-            return
-        means = {name: float(total) / self.count for name, total in self.sums.items()}
-        if not math.isfinite(means["loss"]):
-            raise FloatingPointError(
-                f"loss is {means['loss']} before step {step}: lower train.lr, or use "
-                "train.precision=no; the last checkpoint is whole"
-            )
-        seconds = (time.perf_counter() - self.since) / self.count
-        self.record(step, {**means, "lr": lr, "seconds_per_step": seconds})
-        self.bar.set_postfix(loss=f"{means['loss']:.4f}")
-        self.sums, self.count, self.since = {}, 0, time.perf_counter()
-
-    def validation(self, step: int, values: dict[str, float]) -> None:
-        """Results of a validation."""
-        self.record(step, {f"validation/{k}": float(v) for k, v in values.items()})
-        self.text(f"step {step}: " + ", ".join(f"{k} {v:.4f}" for k, v in values.items()))
-        self.since = time.perf_counter()
-
-    def close(self, step: int, stopped: bool) -> None:
-        """The end of the run, or of this part of it."""
-        self.text(f"stopped at step {step}" if stopped else f"finished at step {step}")
-        self.bar.close()
-        self.board.close()
+    return state

@@ -1,4 +1,4 @@
-"""Validation during the decoder's training: loss, samples against the truth, and a sheet of them."""
+"""Validation during the decoder's training: loss, samples against the truth, a sheet of them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ class ShotValidation:
 
 def _gradient(frames: np.ndarray) -> float:
     pixels = frames.astype(float)
-    return float(np.square(np.diff(pixels, axis=-2)).mean() + np.square(np.diff(pixels, axis=-3)).mean())
+    across, down = np.diff(pixels, axis=-2), np.diff(pixels, axis=-3)
+    return float(np.square(across).mean() + np.square(down).mean())
 
 
 def _strip(shots: np.ndarray) -> np.ndarray:

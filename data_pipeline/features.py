@@ -1,7 +1,7 @@
 """Clips to feature shards: ``f_v``, ``f_md`` and latents of every shot, made once.
 
-Run: ``python -m data_pipeline.features --config configs/tiny/features.yaml``. Interrupt and run again
-at will: finished shots are skipped, changed clips are made again.
+Run: ``python -m data_pipeline.features --config configs/tiny/features.yaml``. Interrupt and run
+again at will: finished shots are skipped, changed clips and action texts are made again.
 """
 
 from __future__ import annotations
@@ -18,23 +18,32 @@ if TYPE_CHECKING:
 
     from animegamer.config import BackbonesConfig, Config
 
+DECODING = ("decoder.", "pixel_net.", "post_quant_conv.")
+"""Weights of the autoencoders that encoding does not touch."""
+
 
 def feature_source(backbones: BackbonesConfig) -> dict[str, str]:
-    """Fingerprints of the networks that make the features; a store of other networks is refused."""
-    from animegamer.checkpoint import fingerprint
+    """Fingerprints of the networks that make the features; a store of other networks is refused.
+
+    Of the autoencoder only what encodes counts: latents outlive a better decoder.
+    """
+    from animegamer.checkpoint import fingerprint, tensors_fingerprint
 
     return {
-        name: fingerprint(getattr(backbones, name))
-        for name in ("autoencoder", "image_encoder", "text_encoder")
+        "autoencoder": tensors_fingerprint(backbones.autoencoder, without=DECODING),
+        "image_encoder": fingerprint(backbones.image_encoder),
+        "text_encoder": fingerprint(backbones.text_encoder),
     }
 
 
-def _read(job: tuple[Path, int]) -> tuple[str, np.ndarray]:
+def _read(job: tuple[Path, str, int]) -> tuple[str, np.ndarray]:
+    """The hash of what the features are made from, and the frames."""
     from animegamer.video import read_video
 
-    path, frames = job
+    path, action, frames = job
+    video = read_video(path, frames)
     content = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    return content, read_video(path, frames)
+    return f"{content}-{hashlib.sha256(action.encode()).hexdigest()[:8]}", video
 
 
 def make_features(config: Config, directory: str, batch_size: int = 16) -> None:
@@ -67,7 +76,7 @@ def make_features(config: Config, directory: str, batch_size: int = 16) -> None:
     def half(tensor: torch.Tensor) -> np.ndarray:
         return tensor.half().cpu().numpy()
 
-    jobs = [(Path(directory) / shot.clip, config.shot.frames) for shot in shots]
+    jobs = [(Path(directory) / shot.clip, shot.action, config.shot.frames) for shot in shots]
     bar = tqdm(total=len(shots), desc=f"features of {directory}", unit="shot")
     with ThreadPoolExecutor(config.data.workers) as pool:
         for rows in _chunks(len(shots), batch_size):

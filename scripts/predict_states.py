@@ -30,11 +30,13 @@ def on_true_history(
     from animegamer.game import visible_turns
     from animegamer.game_data import collate, sample_of
 
+    content = f"true {window} {sink}"
+
     views = [
         [*visible_turns(episode.shots[:place], window, sink), shot]
         for episode in episodes
         for place, shot in enumerate(episode.shots)
-        if shot.turn > 0 and not writer.has(shot.shot_id, "true")
+        if shot.turn > 0 and not writer.has(shot.shot_id, content)
     ]
     views.sort(key=len)
     device = next(model.parameters()).device
@@ -47,7 +49,7 @@ def on_true_history(
         batch = model.fill(collate(samples).to(device))
         predicted = model.mllm.predict_packed(batch).half().cpu().numpy()
         for view, row in zip(part, predicted, strict=True):
-            writer.add(view[-1].shot_id, "true", {"s_a_hat": row[len(view) - 1]})
+            writer.add(view[-1].shot_id, content, {"s_a_hat": row[len(view) - 1]})
 
 
 def on_own_history(
@@ -60,6 +62,12 @@ def on_own_history(
 
     from animegamer.game import GameState, Turn, visible_turns
 
+    content = f"own {window} {sink}"
+    episodes = [
+        episode
+        for episode in episodes
+        if not all(writer.has(s.shot_id, content) for s in episode.shots if s.turn > 0)
+    ]
     device = next(model.parameters()).device
     for start in tqdm(range(0, len(episodes), BATCH), desc="play", unit="batch"):
         games = episodes[start : start + BATCH]
@@ -82,7 +90,7 @@ def on_own_history(
                 state = GameState(found.motion_scopes[row], found.changes[row], s_a_hat)
                 turns[i].append(Turn(instructions[row], state))
                 shot_id = games[i].shots[place].shot_id
-                writer.add(shot_id, "own", {"s_a_hat": s_a_hat.astype("float16")})
+                writer.add(shot_id, content, {"s_a_hat": s_a_hat.astype("float16")})
 
 
 def main(arguments: list[str] | None = None) -> Any:
@@ -98,7 +106,7 @@ def main(arguments: list[str] | None = None) -> Any:
 
     from animegamer import config as configuration
     from animegamer.atomic import write_bytes
-    from animegamer.checkpoint import exported, fingerprint
+    from animegamer.checkpoint import exported, fingerprint, load_model
     from animegamer.features import FeatureStore, FeatureWriter
     from animegamer.models.encoder import ActionAwareEncoder
     from animegamer.models.mllm import NextStateMLLM
@@ -112,7 +120,7 @@ def main(arguments: list[str] | None = None) -> Any:
     if config.train.init is None:
         raise configuration.ConfigError("stage 3 needs train.init: the run of stage 1")
     weights, mllm = exported(config.train.init) / "encoder", exported(config.data.mllm) / "mllm"
-    encoder = ActionAwareEncoder.from_pretrained(weights)
+    encoder = load_model(ActionAwareEncoder, weights)
     model = StateModel(encoder, NextStateMLLM.from_pretrained(mllm)).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     store = FeatureStore(config.data.features, feature_source(config.backbones))

@@ -1,8 +1,8 @@
 """Trains the tiny backbones that take the place of downloaded weights.
 
-In order: ``text`` (sentencepiece vocabulary, T5, Mistral), ``image_encoder`` (CLIP), ``autoencoder``.
-The text-to-video base needs the features that these make: ``scripts/train_video_base.py``.
-Interrupt and run again at will.
+In order: ``text`` (sentencepiece vocabulary, T5, Mistral), ``image_encoder`` (CLIP),
+``autoencoder``. The text-to-video base needs the features that these make:
+``scripts/train_video_base.py``. Interrupt and run again at will.
 
     python scripts/train_backbones.py --config configs/tiny/backbones.yaml
 """
@@ -10,6 +10,7 @@ Interrupt and run again at will.
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,15 @@ def schedule(config: Config, name: str, part: PretrainSchedule) -> Config:
         validate_every=0,
     )
     return replace(config, train=train)
+
+
+def train_to_end(run: Config, model: Any, data: Any) -> None:
+    """Trains a backbone; if it is stopped, ends the script before the next one or an export."""
+    from animegamer.training import fit
+
+    if not fit(run, model, data):
+        print("stopped; the same command goes on from here")
+        sys.exit(0)
 
 
 def load_clips(config: Config, directory: str, count: int) -> np.ndarray:
@@ -59,7 +69,6 @@ def train_text(config: Config) -> None:
     from animegamer.checkpoint import replace_directory
     from animegamer.pretraining import text
     from animegamer.records import read_shots
-    from animegamer.training import fit
 
     sizes, paths = config.pretrain, config.backbones
     shots = read_shots(Path(config.data.train) / "shots.jsonl")
@@ -75,7 +84,7 @@ def train_text(config: Config) -> None:
     run = schedule(config, "t5", sizes.text_encoder.train)
     t5 = text.build_t5(sizes.text_encoder, pieces)
     data = text.Corrupted(ids, pieces, run.train.batch_size, run.train.seed)
-    fit(run, text.TextLoss(t5), data)
+    train_to_end(run, text.TextLoss(t5), data)
 
     def write_t5(directory: Path) -> None:
         encoder = T5EncoderModel(t5.config)
@@ -92,7 +101,7 @@ def train_text(config: Config) -> None:
     ids = [[1, *tokenizer(t, add_special_tokens=False).input_ids, 2] for t in lines]
     run = schedule(config, "mistral", sizes.language_base.train)
     mistral = text.build_mistral(sizes.language_base, len(tokenizer))
-    fit(run, text.TextLoss(mistral), text.Lines(ids, run.train.batch_size, run.train.seed))
+    train_to_end(run, text.TextLoss(mistral), text.Lines(ids, run.train.batch_size, run.train.seed))
 
     def write_mistral(directory: Path) -> None:
         mistral.half().save_pretrained(directory)
@@ -109,7 +118,6 @@ def train_image_encoder(config: Config, clips: np.ndarray) -> None:
     from animegamer.checkpoint import replace_directory
     from animegamer.pretraining import image_encoder
     from animegamer.records import read_shots
-    from animegamer.training import fit
 
     sizes, paths = config.pretrain.image_encoder, config.backbones
     run = schedule(config, "image_encoder", sizes.train)
@@ -122,29 +130,36 @@ def train_image_encoder(config: Config, clips: np.ndarray) -> None:
     data = image_encoder.CaptionedFrames(clips, tokens, paths, run.train.batch_size, run.train.seed)
     first = image_encoder.CaptionedFrames(clips, tokens, paths, min(512, len(clips)), 1)(0, 0)
     image_encoder.start_from_components(model, first.pixels)
-    fit(run, image_encoder.ContrastiveLoss(model), data)
+    train_to_end(run, image_encoder.ContrastiveLoss(model), data)
     settings = image_encoder.model_config(sizes, paths, len(tokenizer))
     replace_directory(
         paths.image_encoder, lambda directory: image_encoder.save(model, settings, directory)
     )
 
 
-def train_autoencoder(config: Config, clips: np.ndarray) -> None:
-    """The video autoencoder."""
+def train_autoencoder(config: Config, clips: np.ndarray, decoder_alone: bool) -> None:
+    """The video autoencoder, or more of its decoder with the latents left as they are."""
     import torch
 
     from animegamer.checkpoint import replace_directory
+    from animegamer.models.patch_autoencoder import PatchAutoencoder
     from animegamer.pretraining import autoencoder
-    from animegamer.training import fit
 
-    sizes = config.pretrain.autoencoder
-    run = schedule(config, "autoencoder", sizes.train)
+    sizes, trainable = config.pretrain.autoencoder, ("model",)
     held_out = load_clips(config, config.data.validation, 200)
-    torch.manual_seed(run.train.seed)
-    model = autoencoder.build(sizes, clips)
-    print(f"principal components alone: {autoencoder.psnr(model, held_out):.2f} dB on held-out clips")
+    torch.manual_seed(config.train.seed)
+    if decoder_alone:
+        run = schedule(config, "autoencoder_decoder", sizes.decoder_train)
+        trainable = ("model.decoder", "model.pixel_net")
+        model = PatchAutoencoder.from_pretrained(config.backbones.autoencoder).float()
+    else:
+        run = schedule(config, "autoencoder", sizes.train)
+        model = autoencoder.build(sizes, clips)
+    run = replace(run, train=replace(run.train, trainable=trainable))
+    before = autoencoder.psnr(model, held_out)
+    print(f"before training: {before:.2f} dB on held-out clips")
     data = autoencoder.Pixels(clips, run.train.batch_size, run.train.seed)
-    fit(run, autoencoder.AutoencoderLoss(model), data)
+    train_to_end(run, autoencoder.AutoencoderLoss(model), data)
     print(f"after training: {autoencoder.psnr(model.eval(), held_out):.2f} dB on held-out clips")
     replace_directory(config.backbones.autoencoder, lambda d: model.half().save_pretrained(d))
 
@@ -163,12 +178,14 @@ def main(arguments: list[str] | None = None) -> Any:
     parts = config.pretrain.parts
     if "text" in parts:
         train_text(config)
-    if "image_encoder" in parts or "autoencoder" in parts:
+    if set(parts) - {"text"}:
         clips = load_clips(config, config.data.train, config.pretrain.clips)
         if "image_encoder" in parts:
             train_image_encoder(config, clips)
         if "autoencoder" in parts:
-            train_autoencoder(config, clips)
+            train_autoencoder(config, clips, decoder_alone=False)
+        if "autoencoder_decoder" in parts:
+            train_autoencoder(config, clips, decoder_alone=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def build_model(config: Config, data: ShotDataset) -> ShotModel:
     """Encoder and decoder, from ``train.init`` or from the video base."""
     import torch
 
-    from animegamer.checkpoint import exported
+    from animegamer.checkpoint import exported, load_model
     from animegamer.models.backbones import load_text_encoder
     from animegamer.models.decoder import AnimationDecoder
     from animegamer.models.encoder import ActionAwareEncoder
@@ -31,11 +31,13 @@ def build_model(config: Config, data: ShotDataset) -> ShotModel:
     torch.manual_seed(config.train.seed)
     if config.train.init is not None:
         weights = exported(config.train.init)
-        encoder = ActionAwareEncoder.from_pretrained(weights / "encoder")
-        decoder = AnimationDecoder.from_pretrained(weights / "decoder")
+        encoder = load_model(ActionAwareEncoder, weights / "encoder")
+        decoder = load_model(AnimationDecoder, weights / "decoder")
     else:
         features = data.features[data.shots[0].shot_id]
         encoder, decoder = new_encoder(config, features["f_v"].shape, features["f_md"].shape)
+    if config.decoder.gradient_checkpointing:
+        decoder.enable_gradient_checkpointing()
     null_features = load_text_encoder(config.backbones)([""])[0]
     return ShotModel(encoder, decoder, config.diffusion, null_features)
 
@@ -91,6 +93,8 @@ def main(arguments: list[str] | None = None) -> Any:
     parents = dict(source)
     if train.init is not None:
         parents["init"] = fingerprint(exported(train.init))
+    else:
+        parents["base"] = fingerprint(config.backbones.video_base)
     fit(
         config,
         model,

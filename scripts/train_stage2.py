@@ -1,5 +1,7 @@
 """Stage 2: next game state prediction (paper Sec. 3.2): the MLLM on games of cached features.
 
+The encoder of stage 1 is frozen:
+
     python scripts/train_stage2.py --config configs/tiny/stage2.yaml
 """
 
@@ -23,7 +25,7 @@ def main(arguments: list[str] | None = None) -> Any:
     import torch
 
     from animegamer import config as configuration
-    from animegamer.checkpoint import exported, fingerprint
+    from animegamer.checkpoint import exported, fingerprint, load_model
     from animegamer.features import FeatureStore
     from animegamer.game_data import GameDataset
     from animegamer.models.encoder import ActionAwareEncoder
@@ -38,7 +40,7 @@ def main(arguments: list[str] | None = None) -> Any:
     if train.init is None:
         raise configuration.ConfigError("stage 2 needs train.init: the run of stage 1")
     weights = exported(train.init)
-    encoder = ActionAwareEncoder.from_pretrained(weights / "encoder")
+    encoder = load_model(ActionAwareEncoder, weights / "encoder")
     torch.manual_seed(train.seed)
     width = encoder.config.width
     mllm = NextStateMLLM.from_base(

@@ -26,11 +26,12 @@ def main(arguments: list[str] | None = None) -> Any:
     from safetensors.torch import load_file
 
     from animegamer import config as configuration
-    from animegamer.checkpoint import exported, fingerprint
+    from animegamer.checkpoint import CheckpointError, exported, fingerprint, load_model
     from animegamer.data import ShotDataset, first_frame_schedule
-    from animegamer.features import FeatureStore
+    from animegamer.features import FeatureError, FeatureStore
     from animegamer.models.backbones import load_autoencoder
     from animegamer.models.decoder import AnimationDecoder
+    from animegamer.models.encoder import ActionAwareEncoder
     from animegamer.models.shot_model import ShotModel
     from animegamer.records import read_shots
     from animegamer.training import fit
@@ -45,7 +46,16 @@ def main(arguments: list[str] | None = None) -> Any:
     source = feature_source(config.backbones)
     store = FeatureStore(config.data.features, source)
     predictions = FeatureStore(config.data.predictions)
-    null = load_file(Path(config.data.predictions) / "null.safetensors")["s_a_null"]
+    stored = Path(config.data.predictions) / "null.safetensors"
+    if not stored.is_file():  # written last
+        raise FeatureError(f"no {stored}: run scripts/predict_states.py to its end")
+    null = load_file(stored)["s_a_null"]
+    encoder = load_model(ActionAwareEncoder, weights / "encoder")
+    if null.shape != encoder.null().shape or not torch.allclose(null, encoder.null(), atol=1e-3):
+        raise CheckpointError(
+            f"{config.data.predictions} was made with another encoder than {weights / 'encoder'}: "
+            "run scripts/predict_states.py again with this configuration"
+        )
 
     def shots(directory: str, **dropout: float) -> ShotDataset:
         records = read_shots(Path(directory) / "shots.jsonl")
@@ -56,7 +66,9 @@ def main(arguments: list[str] | None = None) -> Any:
     )
     held_out = shots(config.data.validation)
     torch.manual_seed(train.seed)
-    decoder = AnimationDecoder.from_pretrained(weights / "decoder")
+    decoder = load_model(AnimationDecoder, weights / "decoder")
+    if config.decoder.gradient_checkpointing:
+        decoder.enable_gradient_checkpointing()
     model = ShotModel(None, decoder, config.diffusion, s_a_null=null)
     world = json.loads((Path(config.data.train) / "world.json").read_text(encoding="utf-8"))
     autoencoder = load_autoencoder(config.backbones)

@@ -1,5 +1,7 @@
 """Trains the tiny text-to-video CogVideoX, which stands where CogVideoX-2B's weights do.
 
+Whole instruction texts are its captions:
+
     python scripts/train_video_base.py --config configs/tiny/video_base.yaml
 """
 
@@ -23,7 +25,7 @@ def main(arguments: list[str] | None = None) -> Any:
     import torch
 
     from animegamer import config as configuration
-    from animegamer.checkpoint import replace_directory
+    from animegamer.checkpoint import exported, load_model, replace_directory
     from animegamer.data import first_frame_schedule
     from animegamer.features import FeatureStore
     from animegamer.models.backbones import load_text_encoder
@@ -44,18 +46,16 @@ def main(arguments: list[str] | None = None) -> Any:
     shape = store[data.shots[0].shot_id]["latents"].shape
     transformer = video_base.build(config, data.states.shape[-1], shape)
     model = video_base.TextToVideoLoss(transformer, signal_levels(config.diffusion))
-    fit(
+    finished = fit(
         config,
         model,
         first_frame_schedule(config.train, data.batch),
         export=lambda directory: transformer.save_pretrained(directory / "transformer"),
         parents=source,
     )
-    from animegamer.checkpoint import RunDirectory
-
-    latest = RunDirectory(config.train.run, config).latest()
-    if latest is not None and latest[1]["finished"]:
-        trained = transformer.from_pretrained(latest[0] / "export" / "transformer").half()
+    if finished:
+        weights = exported(config.train.run) / "transformer"
+        trained = load_model(type(transformer), weights).half()
         replace_directory(config.backbones.video_base, trained.save_pretrained)
 
 

@@ -41,9 +41,9 @@ class ProbeSettings:
         seed: of weights, order and augmentation.
     """
 
-    steps: int = 1500
-    batch_size: int = 64
-    lr: float = 4e-3
+    steps: int = 2000
+    batch_size: int = 32
+    lr: float = 3e-3
     width: int = 96
     seed: int = 0
 

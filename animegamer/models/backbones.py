@@ -4,8 +4,8 @@ The only place that loads them. ``configs/full`` names CogVideoX-2B's VAE, T5 v1
 ViT-B-16; ``configs/tiny`` names small ones of the same kinds, trained by
 ``scripts/train_backbones.py``.
 
-Axis letters: B batch, F latent frames, C latent channels, H x W latent grid, N_t text and N_v visual
-tokens.
+Axis letters: B batch, F latent frames, C latent channels, H x W latent grid, N_t text and N_v
+visual tokens.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from animegamer.checkpoint import CheckpointError
+from animegamer.checkpoint import CheckpointError, load_model
 from animegamer.config import BackbonesConfig
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -39,7 +40,8 @@ class TextEncoder(nn.Module):
 
     def __init__(self, model: nn.Module, tokenizer: object, tokens: int) -> None:
         super().__init__()
-        self.model, self.tokenizer, self.tokens = model.requires_grad_(False).eval(), tokenizer, tokens
+        self.model = model.requires_grad_(False).eval()
+        self.tokenizer, self.tokens = tokenizer, tokens
 
     @torch.no_grad()
     def forward(self, texts: Sequence[str]) -> torch.Tensor:
@@ -55,15 +57,16 @@ class TextEncoder(nn.Module):
 
 
 def load_text_encoder(backbones: BackbonesConfig) -> TextEncoder:
-    """Loads T5. Raises CheckpointError if it is not there."""
+    """Loads T5. Raises CheckpointError if it is not there, damaged or something else."""
     from transformers import AutoTokenizer, T5EncoderModel
 
     directory = _directory(backbones.text_encoder, "T5 encoder")
+    # The published T5 comes with its decoder.
+    model = load_model(T5EncoderModel, directory, unused=r"decoder\.|lm_head\.")
     try:
-        model = T5EncoderModel.from_pretrained(directory)
-        tokenizer = AutoTokenizer.from_pretrained(directory)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{directory}: not a T5 encoder ({error})") from error
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{directory}: no T5 tokenizer ({error})") from error
     return TextEncoder(model.float(), tokenizer, backbones.text_tokens)
 
 
@@ -99,7 +102,7 @@ def preprocess(frames: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 
 class ImageEncoder(nn.Module):
-    """Frozen CLIP tower: patch tokens of the second-to-last block, class token dropped (release)."""
+    """Frozen CLIP tower: patch tokens of the second-to-last block, no class token (release)."""
 
     def __init__(self, visual: nn.Module, height: int, width: int) -> None:
         super().__init__()
@@ -122,13 +125,17 @@ class ImageEncoder(nn.Module):
 
 
 def load_image_encoder(backbones: BackbonesConfig) -> ImageEncoder:
-    """Loads the CLIP tower (open_clip layout). Raises CheckpointError if it is not there."""
+    """Loads the CLIP tower (open_clip layout).
+
+    Raises:
+        CheckpointError: if it is not there, damaged or something else.
+    """
     import open_clip
 
     directory = _directory(backbones.image_encoder, "CLIP tower")
     try:
         model = open_clip.create_model(f"local-dir:{directory}", require_pretrained=True)
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{directory}: not an open_clip model ({error})") from error
     return ImageEncoder(model.visual.float(), backbones.image_height, backbones.image_width)
 
@@ -172,7 +179,7 @@ def load_autoencoder(backbones: BackbonesConfig) -> Autoencoder:
         classes = {c.__name__: c for c in (AutoencoderKLCogVideoX, PatchAutoencoder)}
         if kind not in classes:
             raise ValueError(f"class {kind!r}, expected one of {', '.join(classes)}")
-        model = classes[kind].from_pretrained(directory)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{directory}: not a video autoencoder ({error})") from error
+    model = load_model(classes[kind], directory)
     return Autoencoder(model.float(), backbones.latent_scale)

@@ -14,6 +14,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
 from torch import nn
 
+from animegamer.checkpoint import CheckpointError, load_model
 from animegamer.config import DiffusionConfig, SamplingConfig
 from animegamer.models import diffusion
 
@@ -104,7 +105,12 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
 
     @classmethod
     def from_base(
-        cls, base: str | Path, num_tokens: int, motion_scope: bool, motion_scope_hidden: int
+        cls,
+        base: str | Path,
+        num_tokens: int,
+        motion_scope: bool,
+        motion_scope_hidden: int,
+        sample_frames: int = 17,
     ) -> AnimationDecoder:
         """Starts from a stock text-to-video CogVideoX, without its text projection.
 
@@ -113,8 +119,17 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
             num_tokens: N, tokens of s_a.
             motion_scope: condition on motion scope.
             motion_scope_hidden: width inside its MLP.
+            sample_frames: frames of a shot; the base may have been made for more.
+
+        Raises:
+            CheckpointError: no such base, a damaged one, or of another kind than CogVideoX-2B.
         """
-        stock = CogVideoXTransformer3DModel.from_pretrained(base)
+        stock = load_model(CogVideoXTransformer3DModel, base)
+        if stock.config.use_rotary_positional_embeddings or stock.config.patch_size_t is not None:
+            raise CheckpointError(
+                f"{base}: rotary positions or patches in time, as in CogVideoX-5B and 1.5; "
+                "expected a base like CogVideoX-2B"
+            )
         inherited = {
             name: stock.config[name]
             for name in (
@@ -126,7 +141,6 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
                 "num_layers",
                 "sample_width",
                 "sample_height",
-                "sample_frames",
                 "patch_size",
                 "temporal_compression_ratio",
                 "spatial_interpolation_scale",
@@ -135,6 +149,7 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
         }
         decoder = cls(
             **inherited,
+            sample_frames=sample_frames,
             max_text_seq_length=num_tokens,
             motion_scope=motion_scope,
             motion_scope_hidden=motion_scope_hidden,
@@ -145,7 +160,7 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
         missing, unexpected = decoder.load_state_dict(weights, strict=False)
         wrong = unexpected + [key for key in missing if not key.startswith("ofs_embedding.")]
         if wrong:
-            raise ValueError(f"{base}: not a CogVideoX-2B-like transformer: {wrong[:3]}")
+            raise CheckpointError(f"{base}: not a CogVideoX-2B-like transformer: {wrong[:3]}")
         return decoder
 
     def predict_v(

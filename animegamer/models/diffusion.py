@@ -1,6 +1,7 @@
 """CogVideoX's diffusion as pure tensor functions: schedule, v-target, sampler, guidance.
 
-Notation: ``a`` is sqrt(alphas_cumprod), so that z_a = a z + sqrt(1 - a^2) n; v = a n - sqrt(1 - a^2) z.
+Notation: ``a`` is sqrt(alphas_cumprod), so that z_a = a z + sqrt(1 - a^2) n and
+v = a n - sqrt(1 - a^2) z.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def add_noise(latents: torch.Tensor, noise: torch.Tensor, a: torch.Tensor) -> to
 
 
 def v_target(latents: torch.Tensor, noise: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """v = a n - sqrt(1 - a^2) z, with ``a`` of shape (B,)."""
+    """The target v = a n - sqrt(1 - a^2) z, with ``a`` of shape (B,)."""
     a = a.view(-1, *[1] * (latents.ndim - 1))
     return a * noise - (1 - a**2).sqrt() * latents
 

@@ -70,7 +70,6 @@ class ActionAwareEncoder(ModelMixin, ConfigMixin):
                     f"visual_tokens is {visual_tokens}"
                 )
             table = get_2d_sincos_pos_embed(width, (rows, columns), output_type="pt")
-            # diffusers takes the grid as (width, height): transpose so that rows come first.
             self.register_buffer("positions", table.float().view(rows * columns, width), False)
 
     @property

@@ -1,10 +1,11 @@
 """The first stage at tiny scale: a patch autoencoder that starts from PCA.
 
-Deviation: ``configs/full`` uses CogVideoX's VAE. A convolutional VAE of that kind needs a night on a
-laptop to reach what PCA gives in seconds, so this one begins where PCA ends: its first and last
+Deviation: ``configs/full`` uses CogVideoX's VAE. A convolutional VAE of that kind needs a night on
+a laptop to reach what PCA gives in seconds, so this one begins where PCA ends: its first and last
 layers are principal components of 8 x 8 x 4 patches, and zero-initialised residual networks on the
-latent grid refine both. Frames are grouped as CogVideoX does (one, then fours), causal in time: the
-first latent frame never depends on the later ones. Deterministic: the posterior has no variance.
+latent grid and, for decoding, on each frame's pixels refine both. Frames are grouped as CogVideoX
+does (one, then fours), causal in time: the first latent frame never depends on the later ones.
+Deterministic: the posterior has no variance.
 
 Axis letters: B batch, F latent frames, C latent channels, H x W latent grid, K patch values.
 """
@@ -44,13 +45,20 @@ class GridBlock(nn.Module):
 class GridNet(nn.Module):
     """A linear layer in, grid blocks, and one linear layer out for each kind of frame group."""
 
-    def __init__(self, width_in: tuple[int, int], width: int, blocks: int, out: tuple[int, int]):
+    def __init__(
+        self,
+        width_in: tuple[int, int],
+        width: int,
+        blocks: int,
+        out: tuple[int, int],
+        zero: bool = True,
+    ) -> None:
         super().__init__()
         self.inputs = nn.ModuleList([nn.Linear(n, width) for n in width_in])
         self.blocks = nn.ModuleList([GridBlock(width) for _ in range(blocks)])
         self.norm = nn.LayerNorm(width)
         self.outputs = nn.ModuleList([nn.Linear(width, n) for n in out])
-        for layer in self.outputs:
+        for layer in self.outputs if zero else ():
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
@@ -65,6 +73,50 @@ class GridNet(nn.Module):
         return self.outputs[0](x[:, :1]), self.outputs[1](x[:, 1:])
 
 
+class PixelBlock(nn.Module):
+    """Residual block of two 3 x 3 convolutions; starts as the identity."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+        nn.init.zeros_(self.second.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, width, H, W) -> the same."""
+        h = self.first(nn.functional.silu(x))
+        return x + self.second(nn.functional.silu(h))
+
+
+class PixelNet(nn.Module):
+    """Frames from features at two sub-positions a side of each grid cell, by convolutions.
+
+    Args:
+        widths: channels at 1/4 and 1/2 of the picture's size.
+        blocks: residual blocks at each.
+        patch: pixels a side of a grid cell; a quarter of it is what a sub-position covers.
+    """
+
+    def __init__(self, widths: tuple[int, int], blocks: tuple[int, int], patch: int) -> None:
+        super().__init__()
+        coarse, fine = widths
+        up = patch // 4
+        self.coarse = nn.Sequential(*(PixelBlock(coarse) for _ in range(blocks[0])))
+        self.rise = nn.Conv2d(coarse, fine * up * up, 3, padding=1)
+        self.shuffle = nn.PixelShuffle(up)
+        self.fine = nn.Sequential(*(PixelBlock(fine) for _ in range(blocks[1])))
+        self.out = nn.Conv2d(fine, 12, 3, padding=1)
+        self.last = nn.PixelShuffle(2)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, coarse, H / 4, W / 4) -> (B, 3, H, W)."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        x = self.shuffle(self.rise(self.coarse(x)))
+        return self.last(self.out(nn.functional.silu(self.fine(x))))
+
+
 class PatchAutoencoder(ModelMixin, ConfigMixin):
     """Patches to latents and back.
 
@@ -76,6 +128,8 @@ class PatchAutoencoder(ModelMixin, ConfigMixin):
         encoder_blocks: its blocks.
         decoder_width: inner width of the decoder's refinement.
         decoder_blocks: its blocks.
+        pixel_widths: channels of the refinement at 1/4 and 1/2 of the picture's size.
+        pixel_blocks: its blocks at each.
     """
 
     @register_to_config
@@ -87,7 +141,9 @@ class PatchAutoencoder(ModelMixin, ConfigMixin):
         encoder_width: int = 96,
         encoder_blocks: int = 2,
         decoder_width: int = 160,
-        decoder_blocks: int = 3,
+        decoder_blocks: int = 2,
+        pixel_widths: tuple[int, int] = (48, 32),
+        pixel_blocks: tuple[int, int] = (2, 1),
     ) -> None:
         super().__init__()
         channels = latent_channels
@@ -98,7 +154,11 @@ class PatchAutoencoder(ModelMixin, ConfigMixin):
             self.register_buffer(f"basis_{i}", torch.zeros(min(channels, size), size))
             self.register_buffer(f"scale_{i}", torch.ones(min(channels, size)))
         self.encoder = GridNet(sizes, encoder_width, encoder_blocks, (channels, channels))
-        self.decoder = GridNet((channels, channels), decoder_width, decoder_blocks, sizes)
+        part = 4 * pixel_widths[0]
+        self.decoder = GridNet(
+            (channels, channels), decoder_width, decoder_blocks, (part, group * part), zero=False
+        )
+        self.pixel_net = PixelNet(pixel_widths, pixel_blocks, patch)
 
     def patches(self, video: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, 3, frames, height, width) -> (B, 1, H, W, K_1) and (B, F-1, H, W, K_2)."""
@@ -160,9 +220,23 @@ class PatchAutoencoder(ModelMixin, ConfigMixin):
         """Videos of latents: (B, C, F, H, W) -> (B, 3, frames, height, width), about [-1, 1]."""
         z = rearrange(latents, "b c f h w -> b f h w c")
         parts = (z[:, :1], z[:, 1:])
-        refined = self.decoder(*parts)
-        patches = []
-        for i, (part, more) in enumerate(zip(parts, refined, strict=True)):
-            mean, basis = getattr(self, f"mean_{i}"), getattr(self, f"basis_{i}")
-            patches.append((part * getattr(self, f"scale_{i}")) @ basis + mean + more)
-        return self.pixels(*patches)
+        linear = self.pixels(
+            *(
+                (part * getattr(self, f"scale_{i}")) @ getattr(self, f"basis_{i}")
+                + getattr(self, f"mean_{i}")
+                for i, part in enumerate(parts)
+            )
+        )
+        first, rest = self.decoder(*parts)
+        first = rearrange(first, "b f h w (p q c) -> b f c (h p) (w q)", p=2, q=2)
+        rest = rearrange(
+            rest,
+            "b f h w (g p q c) -> b (f g) c (h p) (w q)",
+            g=self.config.group,
+            p=2,
+            q=2,
+        )
+        features = torch.cat([first, rest], 1)
+        batch = len(features)
+        refined = self.pixel_net(features.flatten(0, 1))
+        return linear + rearrange(refined, "(b f) c h w -> b c f h w", b=batch)

@@ -77,6 +77,7 @@ def new_encoder(
         tokens,
         config.decoder.motion_scope,
         config.decoder.motion_scope_hidden,
+        config.shot.frames,
     )
     settings = decoder.config
     grid = (settings.sample_height // 2, settings.sample_width // 2)

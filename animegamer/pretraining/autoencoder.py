@@ -56,6 +56,8 @@ def build(sizes: AutoencoderSizes, clips: np.ndarray) -> PatchAutoencoder:
         encoder_blocks=sizes.encoder_blocks,
         decoder_width=sizes.decoder_width,
         decoder_blocks=sizes.decoder_blocks,
+        pixel_widths=tuple(sizes.pixel_widths),
+        pixel_blocks=tuple(sizes.pixel_blocks),
     )
     chosen = np.linspace(0, len(clips) - 1, min(len(clips), 400)).astype(int)
     model.set_components(video_tensor(clips[chosen]))

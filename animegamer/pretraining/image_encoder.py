@@ -21,7 +21,9 @@ from animegamer.models.backbones import preprocess
 from animegamer.pretraining.autoencoder import video_tensor
 
 
-def model_config(sizes: ImageEncoderSizes, backbones: BackbonesConfig, vocabulary: int) -> dict[str, Any]:
+def model_config(
+    sizes: ImageEncoderSizes, backbones: BackbonesConfig, vocabulary: int
+) -> dict[str, Any]:
     """The model section of ``open_clip_config.json``."""
     return {
         "embed_dim": sizes.embed_dim,

@@ -78,7 +78,7 @@ class TextLoss(nn.Module):
 
 
 class Corrupted:
-    """T5's task: one or two spans of a text are replaced by sentinels and asked for.
+    """T5's task: a span of a text is replaced by a sentinel and asked for.
 
     Args:
         ids: token ids of each text, without the end token.

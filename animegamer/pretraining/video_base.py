@@ -67,7 +67,8 @@ class CaptionDataset:
         shots = [self.shots[self.order[i]] for i in range(first, first + size)]
         latents = [self.features[shot.shot_id]["latents"][:frames] for shot in shots]
         text = self.states[[self.row[str(shot.instruction)] for shot in shots]].float()
-        draws = [np.random.default_rng((self.seed, 4, i)).random() for i in range(first, first + size)]
+        indices = range(first, first + size)
+        draws = [np.random.default_rng((self.seed, 4, index)).random() for index in indices]
         kept = torch.tensor(draws) >= self.dropout
         return CaptionedShots(
             torch.from_numpy(np.stack(latents)).float(), text * kept[:, None, None]
@@ -96,7 +97,9 @@ class TextToVideoLoss(nn.Module):
         return (v.float() - diffusion.v_target(latents, noise, a)).square().mean(), {}
 
 
-def build(config: Config, text_width: int, latent_shape: tuple[int, ...]) -> CogVideoXTransformer3DModel:
+def build(
+    config: Config, text_width: int, latent_shape: tuple[int, ...]
+) -> CogVideoXTransformer3DModel:
     """A text-to-video CogVideoX of the configured size.
 
     Args:
