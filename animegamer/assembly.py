@@ -13,9 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from animegamer.atomic import write_text
-from animegamer.checkpoint import exported, fingerprint
+from animegamer.checkpoint import exported, fingerprint, load_model
 from animegamer.config import Config, to_tree
-from animegamer.drawing import load_whole
 from animegamer.models.decoder import AnimationDecoder
 from animegamer.models.encoder import ActionAwareEncoder
 from animegamer.models.mllm import NextStateMLLM
@@ -91,10 +90,10 @@ def _origin(part: str, weights: Path, parents: dict[str, str]) -> str:
 
 
 def _write_networks(runs: dict[str, Path], directory: Path, base: Path) -> None:
-    encoder = load_whole(ActionAwareEncoder, runs["encoder"], torch.float32).eval()
+    encoder = load_model(ActionAwareEncoder, runs["encoder"]).float().eval()
     null = encoder.null().half().contiguous()
     encoder.half().save_pretrained(directory / "encoder")
-    decoder = load_whole(AnimationDecoder, runs["decoder"], torch.float16)
+    decoder = load_model(AnimationDecoder, runs["decoder"]).half()
     decoder.save_pretrained(directory / "decoder")
     save_file({"s_a_null": null}, directory / "decoder" / "null.safetensors")
     # LoRA stands on the base; an MLLM that trained whole needs none.

@@ -8,9 +8,6 @@ No torch here.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +17,9 @@ import yaml
 
 from animegamer.atomic import write_text
 from animegamer.game import MeterRules
+from animegamer.yaml_tree import ConfigError, build, differences, merge, plain, read
 
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names file, key and expectation."""
+__all__ = ["ConfigError", "differences"]
 
 
 @dataclass(frozen=True)
@@ -474,7 +470,7 @@ def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -
     Raises:
         ConfigError: unknown key, wrong type, conflicting bases, or settings that contradict.
     """
-    tree = _read(Path(path), ()) if path is not None else {}
+    tree = read(Path(path), from_tree) if path is not None else {}
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip("-"):
@@ -490,7 +486,7 @@ def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -
             leaf = leaf.setdefault(parent, {})
         leaf[last] = value
         from_tree(branch, f"override {override!r}")
-        tree = _merge(tree, branch)
+        tree = merge(tree, branch)
     config = from_tree(tree, str(path or "configuration"))
     check(config)
     return config
@@ -498,29 +494,17 @@ def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -
 
 def from_tree(tree: dict[str, Any], where: str = "configuration") -> Config:
     """Builds a Config from nested mappings. Raises ConfigError."""
-    return typing.cast(Config, _build(Config, tree, where, ""))
+    return typing.cast(Config, build(Config, tree, where))
 
 
 def to_tree(config: Any) -> dict[str, Any]:
     """Nested plain mappings of a configuration."""
-    return typing.cast(dict[str, Any], _plain(dataclasses.asdict(config)))
+    return typing.cast(dict[str, Any], plain(dataclasses.asdict(config)))
 
 
 def save(config: Config, path: str | Path) -> None:
     """Writes the resolved configuration as YAML, atomically."""
     write_text(path, yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True))
-
-
-def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """What changed between two configuration trees, one ``key: old -> new`` each."""
-    changed = []
-    for key in dict.fromkeys([*old, *new]):
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            changed += differences(before, after, f"{prefix}{key}.")
-        elif before != after:
-            changed.append(f"{prefix}{key}: {before!r} -> {after!r}")
-    return changed
 
 
 def check(config: Config) -> None:
@@ -551,123 +535,3 @@ def check(config: Config) -> None:
             f"sampling.steps is {config.sampling.steps}, expected 1 to "
             f"{config.diffusion.train_steps}"
         )
-
-
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which keeps the last of two equal keys in silence; an error here."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys: set[str] = set()
-        for key, _ in node.value:
-            if key.value in keys:
-                mark = key.start_mark
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} again", mark)
-            keys.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    path = path.resolve()
-    if path in seen:
-        raise ConfigError(f"{path}: _base_ cycle: {' -> '.join(str(p) for p in [*seen, path])}")
-    if not path.is_file():
-        raise ConfigError(f"no configuration file {path}")
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected a mapping, found {type(tree).__name__}")
-    bases = tree.pop("_base_", [])
-    bases = [bases] if isinstance(bases, str) else bases
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ConfigError(f"{path}: _base_ is {bases!r}, expected a path or a list of paths")
-    from_tree(tree, str(path))  # each file by itself, so that an error names the one at fault
-    merged: dict[str, Any] = {}
-    for base in bases:
-        branch = _read(path.parent / base, (*seen, path))
-        clash = _leaves(merged).keys() & _leaves(branch).keys()
-        if clash:
-            raise ConfigError(f"{path}: two bases set {sorted(clash)[0]!r}")
-        merged = _merge(merged, branch)
-    return _merge(merged, tree)
-
-
-def _merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(old)
-    for key, value in new.items():
-        if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = _merge(merged[key], value)
-        else:
-            merged[key] = value
-    return merged
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            leaves.update(_leaves(value, f"{prefix}{key}."))
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves
-
-
-def _build(kind: type, tree: Any, where: str, prefix: str) -> Any:
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{where}: {prefix.rstrip('.')} is {tree!r}, expected a mapping")
-    hints = typing.get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]
-    values = {}
-    for key, value in tree.items():
-        if key not in names:
-            near = difflib.get_close_matches(str(key), names, 1)
-            hint = f"; did you mean {prefix}{near[0]}?" if near else f"; known: {', '.join(names)}"
-            raise ConfigError(f"{where}: unknown key {prefix}{key}{hint}")
-        values[key] = _cast(hints[key], value, where, f"{prefix}{key}")
-    return kind(**values)
-
-
-def _cast(hint: Any, value: Any, where: str, key: str) -> Any:
-    """Casts strictly: PyYAML reads 1e-4 as a string and ``on`` as True."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type, hint), value, where, f"{key}.")
-    if origin is Literal and value is False and "no" in arguments:
-        return "no"
-    if origin is Literal and value in arguments:
-        return value
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        return _cast(next(a for a in arguments if a is not type(None)), value, where, key)
-    if origin is tuple and isinstance(value, (list, tuple)):
-        return tuple(_cast(arguments[0], v, where, f"{key}[{i}]") for i, v in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {str(k): _cast(arguments[1], v, where, f"{key}.{k}") for k, v in value.items()}
-    if hint is float and not isinstance(value, bool):
-        try:
-            if not math.isnan(number := float(value)):
-                return number
-        except (TypeError, ValueError, OverflowError):
-            pass
-    elif hint in (int, str, bool) and type(value) is hint:
-        return value
-    expected = " or ".join(map(repr, arguments)) if origin is Literal else _name(hint)
-    raise ConfigError(f"{where}: {key} is {value!r}, expected {expected}")
-
-
-def _name(hint: Any) -> str:
-    if typing.get_origin(hint) is tuple:
-        return f"a list of {_name(typing.get_args(hint)[0])}"
-    return {int: "an integer", float: "a number", str: "a string", bool: "true or false"}.get(
-        hint, str(hint)
-    )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value

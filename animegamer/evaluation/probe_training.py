@@ -104,8 +104,8 @@ def spoil(
         generator: of all chance.
 
     Returns:
-        The same shape. A third of the batches passes a patch blur, a third a smoothing; all get
-        slight changes of colour, noise and place.
+        The same shape. Nearly half of the batches pass a patch blur and nearly half a smoothing,
+        some both; all get slight changes of colour, noise and place.
     """
     def chance(*size: int) -> torch.Tensor:
         return torch.rand(size, generator=generator)
