@@ -439,7 +439,8 @@ def test_what_a_kill_during_saving_left_is_cleared(tmp_path):
 
 def damage(path, part):
     content = path.read_bytes()
-    path.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "junk": b"\x00" * 99}[part])
+    parts = {"cut": content[: len(content) // 2], "empty": b"", "junk": b"\x00" * 99}
+    path.write_bytes(parts[part])
 
 
 @pytest.mark.parametrize("part", ["cut", "empty", "junk"])

@@ -99,23 +99,22 @@ def draw_report(
 
     from matplotlib import pyplot as plt
 
-    page = plt.figure(figsize=(18, 24), layout="constrained")
-    grid = page.add_gridspec(5, 3, height_ratios=(1.1, 1.3, 1.2, 1.3, 1.3))
-    _bars(page.add_subplot(grid[0, :2]), figures)
-    _intensity(page.add_subplot(grid[0, 2]), levels)
+    page = plt.figure(figsize=(18, 22), layout="constrained")
+    grid = page.add_gridspec(4, 4, height_ratios=(1, 1.1, 1.2, 1.2))
+    _bars(page.add_subplot(grid[0, :3]), figures)
+    _intensity(page.add_subplot(grid[0, 3]), levels)
     pairs = [o for o in result.given if o.given is not None]
-    _matrix(page.add_subplot(grid[1:3, 0]), "characters", _character_pairs(pairs))
-    _matrix(page.add_subplot(grid[1:3, 1]), "motion",
-            [(o.truth.motion, o.given.motion) for o in pairs if o.given])
-    _matrix(page.add_subplot(grid[1, 2]), "motion level",
-            [(str(o.truth.level), str(o.given.level)) for o in pairs if o.given])
-    _matrix(page.add_subplot(grid[2, 2]), "place",
-            [(o.truth.place, o.given.place) for o in pairs if o.given])
+    _matrix(page.add_subplot(grid[1, 0]), "characters", _character_pairs(pairs))
+    for column, (title, name) in enumerate(
+        (("motion", "motion"), ("motion level", "level"), ("place", "place")), 1
+    ):
+        _matrix(page.add_subplot(grid[1, column]), title,
+                [(str(getattr(o.truth, name)), str(getattr(o.given, name))) for o in pairs])
     worst = worst_rows(result.given, 12)
-    _shots(page.add_subplot(grid[3, :]), "worst shots (drawn | generated)", worst, drawn,
+    _shots(page.add_subplot(grid[2, :]), "worst shots (drawn | generated)", worst, drawn,
            generated, result.given)
     sample = spread(len(result.given), 12)
-    _shots(page.add_subplot(grid[4, :]), "unpicked shots (drawn | generated)", sample, drawn,
+    _shots(page.add_subplot(grid[3, :]), "unpicked shots (drawn | generated)", sample, drawn,
            generated, result.given)
     content = io.BytesIO()
     page.savefig(content, dpi=80, format="png")
@@ -166,8 +165,8 @@ def _bars(axes: Any, figures: dict[str, Figure]) -> None:
     axes.plot([], [], color="#c03030", label="ceiling (drawn, first stage)")
     axes.plot([], [], color="#888888", label="commonest answer")
     axes.set_xticks(places, [name.replace("_", "\n") for name, _ in shown], fontsize=8)
-    axes.set_ylim(0, 1.1)
-    axes.legend(loc="lower left", fontsize=8)
+    axes.set_ylim(0, 1.2)
+    axes.legend(loc="upper left", ncols=3, fontsize=8)
     axes.set_title("Figures with 95 % intervals over games")
 
 
@@ -191,7 +190,7 @@ def _matrix(axes: Any, title: str, pairs: Sequence[tuple[str, str]]) -> None:
                           color="white" if share > 0.5 else "black")
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set(title=f"{title}: truth (rows) and generated, %")
+    axes.set(title=f"{title}: truth in rows, generated, %")
 
 
 def _shots(

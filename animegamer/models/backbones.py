@@ -151,8 +151,11 @@ class Autoencoder(nn.Module):
     def encode(self, video: torch.Tensor) -> torch.Tensor:
         """(B, 3, frames, height, width) float in [-1, 1] -> scaled latents (B, F, C, H, W).
 
-        The posterior's mean is taken. Deviation: the release samples it in training.
+        The posterior's mean is taken. Deviation: the release samples it in training. All frames go
+        in at once (release): diffusers' CogVideoX would cut them into eights, with other results.
         """
+        if hasattr(self.model, "num_sample_frames_batch_size"):
+            self.model.num_sample_frames_batch_size = video.shape[2]
         latents = self.model.encode(video)
         if not isinstance(latents, torch.Tensor):
             latents = latents.latent_dist.mode()
@@ -160,10 +163,19 @@ class Autoencoder(nn.Module):
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Scaled latents (B, F, C, H, W) -> (B, 3, frames, height, width), clamped to [-1, 1]."""
+        """Scaled latents (B, F, C, H, W) -> (B, 3, frames, height, width), clamped to [-1, 1].
+
+        Raises:
+            ValueError: of CogVideoX's autoencoder, if F is even: it takes three, then twos.
+        """
         video = self.model.decode(latents.transpose(1, 2) / self.scale)
         if not isinstance(video, torch.Tensor):
             video = video.sample
+            if latents.shape[1] % 2 == 0:
+                raise ValueError(
+                    f"CogVideoX's autoencoder cannot decode {latents.shape[1]} latent frames, "
+                    "expected an odd number: set shot.frames to 8 n + 1, such as 17"
+                )
         return video.clamp(-1, 1)
 
 

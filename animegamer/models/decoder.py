@@ -125,11 +125,13 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
             CheckpointError: no such base, a damaged one, or of another kind than CogVideoX-2B.
         """
         stock = load_model(CogVideoXTransformer3DModel, base)
-        if stock.config.use_rotary_positional_embeddings or stock.config.patch_size_t is not None:
-            raise CheckpointError(
-                f"{base}: rotary positions or patches in time, as in CogVideoX-5B and 1.5; "
-                "expected a base like CogVideoX-2B"
-            )
+        for setting, what in (
+            ("patch_size_t", "patches in time, as CogVideoX 1.5"),
+            ("ofs_embed_dim", "an embedding of image-to-video models"),
+            ("use_rotary_positional_embeddings", "rotary positions, as CogVideoX-5B"),
+        ):
+            if stock.config[setting]:
+                raise CheckpointError(f"{base} has {what}; expected a base like CogVideoX-2B")
         inherited = {
             name: stock.config[name]
             for name in (

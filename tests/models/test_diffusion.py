@@ -1,0 +1,190 @@
+"""Schedule, v-target, guidance and sampler: known answers and parity with the release."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from diffusers import CogVideoXDPMScheduler
+
+from animegamer.config import DiffusionConfig, SamplingConfig
+from animegamer.models import diffusion
+from tests.data.parity.parity_load import load
+
+CONFIG = DiffusionConfig()
+RELEASE = SamplingConfig(steps=10, guidance="release", scale=6.0, exponent=5.0, stochastic=True)
+
+
+@pytest.fixture(scope="module")
+def release():
+    return load("sampler")[0]
+
+
+def no_noise():
+    raise AssertionError("no noise was to be drawn")
+    yield
+
+
+# ---- schedule
+
+
+def test_levels_fall_from_nearly_one_to_zero():
+    levels = diffusion.signal_levels(CONFIG)
+    assert levels.shape == (1000,) and levels.dtype == torch.float32
+    assert levels[0] > 0.998 and levels[-1] == 0
+    assert (levels.diff() < 0).all()
+
+
+def test_levels_equal_the_scheduler_of_the_library():
+    scheduler = CogVideoXDPMScheduler(
+        beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear",
+        rescale_betas_zero_snr=True, snr_shift_scale=3.0, prediction_type="v_prediction",
+    )
+    levels = diffusion.signal_levels(CONFIG).double()
+    torch.testing.assert_close(levels, scheduler.alphas_cumprod.double().sqrt(), atol=1e-6, rtol=0)
+
+
+def test_the_training_table_is_the_release(release):
+    torch.testing.assert_close(
+        diffusion.signal_levels(CONFIG), release["denoiser_table_1000"], atol=1e-6, rtol=0
+    )
+
+
+@pytest.mark.parametrize("steps", [10, 50])
+def test_timesteps_and_their_levels_are_the_release(release, steps):
+    timesteps = diffusion.sampling_timesteps(CONFIG, steps)
+    assert timesteps.tolist() == release[f"ar{steps}.out.timestep_idx"].long().tolist()
+    assert timesteps[:2].tolist() == [999, 999 - 1000 // steps]
+    levels = diffusion.signal_levels(CONFIG, timesteps).double()
+    torch.testing.assert_close(levels, release[f"ar{steps}.out.alpha"], atol=1e-6, rtol=0)
+    table = diffusion.signal_levels(CONFIG)
+    nearest = torch.stack([table[(table - a).abs().argmin()] for a in levels]).double()
+    expected = release[f"ar{steps}.out.alpha_quantised"]
+    torch.testing.assert_close(nearest, expected, atol=1e-6, rtol=0)
+
+
+def test_one_step_starts_from_pure_noise():
+    timesteps = diffusion.sampling_timesteps(CONFIG, 1)
+    assert timesteps.tolist() == [999]
+    assert diffusion.signal_levels(CONFIG, timesteps).tolist() == [0.0]
+
+
+# ---- noise and target
+
+
+def test_noise_and_target_determine_the_latents():
+    z, noise = torch.randn(3, 5, 4, 2, 2), torch.randn(3, 5, 4, 2, 2)
+    a = torch.tensor([0.0, 0.6, 1.0])
+    noisy, v = diffusion.add_noise(z, noise, a), diffusion.v_target(z, noise, a)
+    assert torch.equal(noisy[0], noise[0]) and torch.equal(noisy[2], z[2])
+    torch.testing.assert_close(v[0], -z[0])
+    level = a.view(-1, 1, 1, 1, 1)
+    sigma = (1 - level**2).sqrt()
+    torch.testing.assert_close(level * noisy - sigma * v, z)
+    torch.testing.assert_close(sigma * noisy + level * v, noise)
+
+
+def test_the_loss_is_the_release(release):
+    """Their weighted error of the denoised latents is our error of v."""
+    x0, noise, index = (release[f"loss.in.{name}"] for name in ("x0", "noise", "idx"))
+    a = diffusion.signal_levels(CONFIG)[index]
+    expected = release["loss.in.alpha_sqrt_quantised"]
+    torch.testing.assert_close(a, expected, atol=1e-6, rtol=0)
+    noisy = diffusion.add_noise(x0, noise, a)
+    level = a.view(-1, 1, 1, 1, 1)
+    v = (level * noisy - release["loss.out.x0_pred"]) / (1 - level**2).sqrt()
+    loss = (v - diffusion.v_target(x0, noise, a)).square().flatten(1).mean(1)
+    torch.testing.assert_close(loss, release["loss.out.loss_per_sample"], atol=1e-5, rtol=1e-4)
+
+
+# ---- guidance
+
+
+@pytest.mark.parametrize("steps", [10, 50])
+def test_release_guidance_swings_as_theirs_does(release, steps):
+    sampling = SamplingConfig(steps=steps, guidance="release", scale=6.0, exponent=5.0)
+    timesteps = diffusion.sampling_timesteps(CONFIG, steps).tolist()
+    scales = [diffusion.guidance_scale(sampling, i, t) for i, t in enumerate(timesteps)]
+    expected = release[f"ar{steps}.out.cfg_scale"].tolist()
+    assert scales == pytest.approx(expected, abs=1e-6)
+    if steps == 50:
+        assert scales[:4] == pytest.approx([2.29, 2.54, 6.97, 6.42], abs=0.01)
+
+
+def test_dynamic_guidance_rises():
+    sampling = SamplingConfig(steps=50, guidance="dynamic", scale=6.0, exponent=5.0)
+    scales = [diffusion.guidance_scale(sampling, step, 999) for step in range(51)]
+    assert scales[0] == 1.0 and scales[-1] == pytest.approx(7.0)
+    assert all(a < b for a, b in itertools.pairwise(scales[2:]))
+    assert scales[25] == pytest.approx(1 + 6 * (1 - math.cos(math.pi / 32)) / 2)
+
+
+def test_constant_and_no_guidance():
+    constant = SamplingConfig(guidance="constant", scale=2.5)
+    assert {diffusion.guidance_scale(constant, step, 999) for step in range(5)} == {2.5}
+    assert diffusion.guidance_scale(SamplingConfig(guidance="none", scale=2.5), 3, 10) == 1.0
+
+
+# ---- sampler
+
+
+def test_ten_steps_are_the_release(release):
+    """Fed with their denoised latents and their noise, every step lands where theirs does."""
+    denoised, after = release["ar10.out.denoised"], release["ar10.out.x_after_step"]
+    timesteps, levels = release["ar10.out.timestep_idx"], release["ar10.out.alpha"]
+    seen = []
+
+    def denoise(latents, step, timestep, a):
+        assert timestep == timesteps[step] and a == pytest.approx(float(levels[step]), abs=1e-6)
+        expected = release["ar10.in.init_noise"] if step == 0 else after[step - 1]
+        torch.testing.assert_close(latents.float(), expected, atol=1e-4, rtol=1e-3)
+        seen.append(step)
+        return denoised[step]
+
+    noise = iter(release["ar10.in.noise_used"])
+    result = diffusion.sample(denoise, release["ar10.in.init_noise"], CONFIG, RELEASE, noise)
+    assert seen == list(range(10)) and next(noise, None) is None
+    assert torch.equal(result, denoised[-1])
+    torch.testing.assert_close(result, release["ar10.out.final_latent"], atol=2e-4, rtol=1e-3)
+
+
+def test_one_step_returns_the_estimate():
+    sampling = SamplingConfig(steps=1)
+    estimate = torch.randn(1, 2)
+    got = diffusion.sample(lambda *_: estimate, torch.randn(1, 2), CONFIG, sampling, no_noise())
+    assert torch.equal(got, estimate)
+
+
+MEAN, STD = 1.5, 0.4
+
+
+def gaussian(latents, step, timestep, a):
+    """The best estimate of z ~ N(MEAN, STD^2) from z_a."""
+    gain = a * STD**2 / (a**2 * STD**2 + 1 - a**2)
+    return MEAN + gain * (latents - a * MEAN)
+
+
+def test_the_deterministic_sampler_follows_the_flow_of_a_gaussian():
+    """Its probability flow takes noise n to MEAN + STD n; the last step costs a little spread."""
+    noise = torch.randn(500, dtype=torch.float64)
+    errors = []
+    for steps in (10, 40, 160, 1000):
+        sampling = SamplingConfig(steps=steps, stochastic=False)
+        got = diffusion.sample(gaussian, noise, CONFIG, sampling, no_noise())
+        again = diffusion.sample(gaussian, noise, CONFIG, sampling, no_noise())
+        assert torch.equal(got, again)
+        errors.append((got - (MEAN + STD * noise)).abs().max().item())
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.02
+
+
+def test_the_stochastic_sampler_keeps_a_gaussian():
+    noise = torch.randn(10_000, dtype=torch.float64)
+    draws = iter(lambda: torch.randn_like(noise), None)
+    sampling = SamplingConfig(steps=500, stochastic=True)
+    got = diffusion.sample(gaussian, noise, CONFIG, sampling, draws)
+    assert got.mean().item() == pytest.approx(MEAN, abs=0.015)
+    assert got.std().item() == pytest.approx(STD, abs=0.015)
+    assert abs(torch.corrcoef(torch.stack([got, noise]))[0, 1]) < 0.1
