@@ -41,6 +41,7 @@ class RunDirectory:
 
     # What may change between two starts of one run without changing its results.
     FREE = ("train.run", "train.threads", "train.keep", "train.save_every", "data.workers")
+    FREE_SECTIONS = ("play", "evaluate", "assemble")
 
     def __init__(self, path: str | Path, config: Config) -> None:
         self.path = Path(path)
@@ -53,6 +54,7 @@ class RunDirectory:
                 line
                 for line in differences(old, to_tree(config))
                 if line.split(":")[0] not in self.FREE
+                and line.split(".")[0] not in self.FREE_SECTIONS
             ]
             if changed:
                 raise CheckpointError(

@@ -38,13 +38,14 @@ from animegamer.config import load
 minutes, cores, bf16 = (int(argument) for argument in sys.argv[1:])
 GAMES, VALIDATION_GAMES, SHOTS_A_GAME = 1500, 80, 5.5
 # A step of whole shots; of first frames; seconds.
-STEP = {"video_base": (0.8, 0.75), "stage1_warmup": (1.0, 0.7), "stage1_joint": (0.9, 0.85),
-        "stage1_decoder": (0.9, 0.85), "stage2": (0.4, 0.4), "stage3": (0.9, 0.85)}
+STEP = {"video_base": (0.61, 0.6), "stage1_warmup": (0.6, 0.48), "stage1_joint": (0.61, 0.6),
+        "stage1_decoder": (0.61, 0.6), "stage2": (0.37, 0.37), "stage3": (0.61, 0.6)}
 BACKBONE = {"text_encoder.train": 0.07, "language_base.train": 0.13, "image_encoder.train": 0.26,
-            "autoencoder.train": 0.24, "autoencoder.decoder_train": 0.22}
+            "autoencoder.train": 0.2, "autoencoder.decoder_train": 0.18}
 DRAW, FEATURES, PREDICT, PLAY = 0.25, 0.025, 0.02, 0.5  # a game; a shot; a shot; a judged shot
 PROBES, START = 1000, 15  # held-out games and probes; loading, for each of some 14 steps
 WITHOUT_BF16 = 1.5  # float32 took 1.3 times as long on that core
+TWO_THREADS = 1.6  # assumed: how much faster two threads are than one, with room in the estimate
 
 configs = {name: load(f"configs/tiny/{name}.yaml") for name in [*STEP, "backbones", "evaluate"]}
 slower = 1 if bf16 else WITHOUT_BF16
@@ -77,7 +78,7 @@ def seconds(share):
                + stage("stage3") + slower * share * judged * PLAY
                + games * SHOTS_A_GAME * (FEATURES + PREDICT))
     return (
-        games * DRAW / cores + in_turn / (1 if cores == 1 else 1.6) + 14 * START
+        games * DRAW / cores + in_turn / (1 if cores == 1 else TWO_THREADS) + 14 * START
         + beside(backbones("autoencoder.train"), backbones(*list(BACKBONE)[:3]))
         + beside(stage("stage1_decoder"),
                  stage("stage2") + backbones("autoencoder.decoder_train") + PROBES)

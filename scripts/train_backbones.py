@@ -63,6 +63,7 @@ def load_clips(config: Config, directory: str, count: int) -> np.ndarray:
 
 def train_text(config: Config) -> None:
     """Vocabularies, T5 encoder, Mistral base."""
+    import torch
     from transformers import T5EncoderModel
 
     from animegamer import language
@@ -82,6 +83,7 @@ def train_text(config: Config) -> None:
     pieces = len(tokenizer) - text.SENTINELS
     ids = [tokenizer(t, add_special_tokens=False).input_ids for t in lines + actions * 20]
     run = schedule(config, "t5", sizes.text_encoder.train)
+    torch.manual_seed(run.train.seed)
     t5 = text.build_t5(sizes.text_encoder, pieces)
     data = text.Corrupted(ids, pieces, run.train.batch_size, run.train.seed)
     train_to_end(run, text.TextLoss(t5), data)
@@ -100,6 +102,7 @@ def train_text(config: Config) -> None:
     tokenizer = language.load_tokenizer(work / "mistral_tokenizer")
     ids = [[1, *tokenizer(t, add_special_tokens=False).input_ids, 2] for t in lines]
     run = schedule(config, "mistral", sizes.language_base.train)
+    torch.manual_seed(run.train.seed)
     mistral = text.build_mistral(sizes.language_base, len(tokenizer))
     train_to_end(run, text.TextLoss(mistral), text.Lines(ids, run.train.batch_size, run.train.seed))
 

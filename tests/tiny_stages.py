@@ -53,7 +53,7 @@ PRETRAIN = [
     "pretrain.clips=8",
     "pretrain.autoencoder={latent_channels: 8, encoder_width: 8, encoder_blocks: 1, "
     "decoder_width: 8, decoder_blocks: 1, pixel_widths: [4, 4], pixel_blocks: [1, 1], "
-    "train: {steps: 2, batch_size: 2}}",
+    "train: {steps: 2, batch_size: 2}, decoder_train: {steps: 2, batch_size: 2}}",
     "pretrain.image_encoder={width: 24, layers: 2, head_width: 12, embed_dim: 8, text_width: 48, "
     "text_layers: 1, train: {steps: 2, batch_size: 4}}",
     "pretrain.text_encoder={vocabulary: 420, width: 16, layers: 1, heads: 2, feed_forward: 16, "
