@@ -1,7 +1,7 @@
 """Typed batches and the datasets that make them; training reads feature shards, never video.
 
-What the ``index``-th sample is follows from the seed and the index alone, so that a resumed run, or
-one on more processes, goes on with exactly the samples that were next.
+What the ``index``-th sample is follows from the seed and the index alone, so that a resumed run
+goes on with exactly the samples that were next, and processes share them without overlap.
 
 Axis letters: B batch, F latent frames, C latent channels, H x W latent grid, N tokens of s_a, D
 width.

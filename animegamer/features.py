@@ -75,7 +75,11 @@ class FeatureWriter:
         number = len(self.index["shards"])
         file = f"shard_{number:05d}.safetensors"
         keys = self.pending[0][2].keys()
-        stacked = {k: np.stack([arrays[k] for _, _, arrays in self.pending]) for k in keys}
+        # safetensors writes memory as it lies: a transposed view would be stored scrambled.
+        stacked = {
+            k: np.ascontiguousarray(np.stack([arrays[k] for _, _, arrays in self.pending]))
+            for k in keys
+        }
         write_bytes(self.directory / file, serialize(stacked))
         self.index["shards"].append(file)
         for row, (name, content, _) in enumerate(self.pending):

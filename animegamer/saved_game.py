@@ -199,7 +199,10 @@ class SavedGame:
             number = old.stem.removeprefix("turn_")
             if number.isdecimal() and int(number) > len(self.turns):
                 old.unlink()
-        tensors = {turn_key(turn): s_a for turn, s_a in enumerate(self.s_a_hat, 1)}
+        # safetensors writes memory as it lies: a transposed view would be stored scrambled.
+        tensors = {
+            turn_key(turn): np.ascontiguousarray(s_a) for turn, s_a in enumerate(self.s_a_hat, 1)
+        }
         write_bytes(self.folder / STATES_FILE, save_tensors(tensors, {"format": FORMAT}))
         if self.opening_frame is not None:
             picture = io.BytesIO()

@@ -164,3 +164,12 @@ def test_the_index_is_readable(tmp_path):
     fill(tmp_path, "12")
     index = json.loads((tmp_path / "index.json").read_text())
     assert index["source"] == SOURCE and index["rows"]["2"] == [0, 1, "v1"]
+
+
+def test_a_transposed_view_is_stored_as_it_reads(tmp_path):
+    array = np.arange(24, dtype=np.float16).reshape(2, 3, 4).transpose(2, 0, 1)
+    writer = FeatureWriter(tmp_path, {"net": "a"})
+    for name in ("one", "two"):
+        writer.add(name, "content", {"latents": array})
+    writer.flush()
+    np.testing.assert_array_equal(FeatureStore(tmp_path)["two"]["latents"], array)

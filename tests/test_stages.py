@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -481,7 +480,3 @@ def dying(train, batch):
 animegamer.data.first_frame_schedule = dying
 main(sys.argv[3:])
 """
-
-
-def test_the_configurations_are_where_the_tests_take_them_from():
-    assert (Path(ROOT) / "configs/tiny/stage1_joint.yaml").is_file()

@@ -73,10 +73,10 @@ SHORT = [
 ]
 
 
-def run(script: str, config: str, work: Path, *more: str, name: str | None = None) -> Path:
+def run(script: str, config: str, work: Path, *more: str) -> Path:
     """Calls a script's ``main`` as its command line does; returns the run directory."""
     module = importlib.import_module(script)
-    directory = work / "runs" / (name or config)
+    directory = work / "runs" / config
     module.main(
         [
             "--config",

@@ -156,9 +156,9 @@ def cogvideox(tmp_path_factory):
 
 
 def interface(autoencoder, scale):
-    video = torch.rand(2, 3, 9, 16, 24) * 2 - 1
+    video = torch.rand(2, 3, 17, 16, 24) * 2 - 1
     latents = autoencoder.encode(video)
-    assert latents.shape == (2, 3, 4, 2, 3) and not latents.requires_grad
+    assert latents.shape == (2, 5, 4, 2, 3) and not latents.requires_grad
     assert torch.equal(autoencoder.encode(video), latents)
     assert autoencoder.encode(video[:, :, :1]).shape == (2, 1, 4, 2, 3)
     decoded = autoencoder.decode(latents)
