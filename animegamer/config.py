@@ -332,6 +332,7 @@ class AssembleConfig:
         backbones: frozen networks that go into it, by their names in ``backbones``; the others stay
             where the configuration says.
         output: the checkpoint's directory.
+        curves: runs whose learning curves go into ``learning_curves.png``.
     """
 
     encoder: str = "runs/stage1_joint"
@@ -341,6 +342,7 @@ class AssembleConfig:
         Literal["autoencoder", "image_encoder", "text_encoder", "video_base", "language_base"], ...
     ] = ()
     output: str = "checkpoints/AnimeGamer"
+    curves: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

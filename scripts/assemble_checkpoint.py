@@ -28,6 +28,7 @@ def assemble(config: Config) -> str:
     """Writes the checkpoint to ``assemble.output``; returns a table of its parts."""
     from animegamer.assembly import size_table, write_parts
     from animegamer.checkpoint import replace_directory
+    from animegamer.curves import draw_curves
     from data_pipeline.builtin_world.vocabulary import vocabulary
     from data_pipeline.features import feature_source
 
@@ -37,6 +38,8 @@ def assemble(config: Config) -> str:
         if output.is_dir():
             shutil.copytree(output, temporary, dirs_exist_ok=True)
         parts = write_parts(config, temporary, feature_source(config.backbones), vocabulary())
+        if config.assemble.curves:
+            draw_curves(config.assemble.curves, temporary / "learning_curves.png")
         tables.append(size_table(temporary, parts, LARGEST, LARGEST_FILE))
 
     replace_directory(output, write)

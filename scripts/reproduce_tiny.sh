@@ -211,7 +211,8 @@ to_the_end() {
   script predict_states "$CORES" predict_states stage3 "train.init=$RUNS/stage1_decoder"
   train stage3 "$CORES" train_stage3 "train.init=$RUNS/stage1_decoder"
   script assemble 1 assemble_checkpoint assemble "assemble.encoder=$RUNS/stage1_joint" \
-    "assemble.decoder=$RUNS/stage3" "assemble.mllm=$RUNS/stage2" "assemble.output=$checkpoint"
+    "assemble.decoder=$RUNS/stage3" "assemble.mllm=$RUNS/stage2" "assemble.output=$checkpoint" \
+    "assemble.curves=[$RUNS/video_base,$RUNS/stage1_joint,$RUNS/stage1_decoder,$RUNS/stage2,$RUNS/stage3]"
   evaluation evaluate "$CORES" evaluate
 }
 

@@ -48,6 +48,24 @@ def test_round_trip_over_several_shards(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) == 3
 
 
+def test_views_are_stored_as_they_are_seen(tmp_path):
+    """Not as they lie in memory: latents are transposed on their way here."""
+    whole = np.random.default_rng(0).standard_normal((3, 4, 5, 6)).astype(np.float16)
+    views = {
+        "transposed": whole.transpose(0, 3, 2, 1),
+        "sliced": whole[:, ::-1, 1:4],
+        "fortran": np.asfortranarray(whole),
+    }
+    writer = FeatureWriter(tmp_path, SOURCE)
+    for row in range(3):
+        writer.add(str(row), "", {name: view[row] for name, view in views.items()})
+    writer.flush()
+    store = FeatureStore(tmp_path)
+    for row in range(3):
+        for name, view in views.items():
+            assert np.array_equal(store[str(row)][name], view[row]), name
+
+
 def test_a_shard_is_closed_at_its_size_in_bytes(tmp_path):
     size = sum(array.nbytes for array in record(0).values())
     fill(tmp_path, "12345", shard_size=100, shard_bytes=2 * size)

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "motion": "game video",
     "checkpoint": "atomic config",
     "features": "atomic",
+    "curves": "",
     "data": "config features game records",
     "game_data": "config data features game language records",
     "training": "checkpoint config training_log",

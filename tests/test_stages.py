@@ -21,11 +21,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from animegamer.checkpoint import CheckpointError, exported
+from animegamer.config import load
 from animegamer.features import FeatureError, FeatureStore
+from animegamer.models.backbones import load_autoencoder, load_image_encoder, load_text_encoder
 from animegamer.models.mllm import NextStateMLLM
 from animegamer.records import read_shots
 from animegamer.training_log import Log
-from animegamer.video import VideoError
+from animegamer.video import VideoError, read_video, to_float
 from tests.tiny_stages import HEIGHT, PRETRAIN, ROOT, SHORT, WIDTH, overrides, run, run_all
 
 RUNS = {
@@ -124,6 +126,26 @@ def test_features_are_there_for_every_shot(work):
         "f_md": (6, 16),
     }
     assert all(np.isfinite(array).all() for array in arrays.values())
+
+
+def test_features_are_what_the_backbones_make_of_a_clip(work):
+    config = load(ROOT / "configs/tiny/features.yaml", overrides(work))
+    autoencoder = load_autoencoder(config.backbones)
+    image_encoder, text_encoder = (
+        make(config.backbones) for make in (load_image_encoder, load_text_encoder)
+    )
+    store = FeatureStore(work / "data" / "features")
+    for shot in read_shots(work / "data/train/shots.jsonl")[:4]:
+        frames = to_float(read_video(work / "data/train" / shot.clip))
+        video = torch.from_numpy(frames).permute(3, 0, 1, 2)[None]
+        expected = {
+            "latents": autoencoder.encode(video)[0],
+            "f_v": image_encoder(video[:, :, 0])[0],
+            "f_md": text_encoder([shot.action])[0],
+        }
+        for name, value in expected.items():
+            found = torch.from_numpy(store[shot.shot_id][name]).float()
+            torch.testing.assert_close(found, value, atol=5e-3, rtol=5e-3, msg=name)
 
 
 def test_warm_up_trains_the_encoder_alone(work):
@@ -226,7 +248,7 @@ LONG = [
 DYING = """
 import os, signal, sys
 from animegamer.training_log import Log
-from animegamer.video import VideoError
+from animegamer.video import VideoError, read_video, to_float
 from scripts.train_stage1 import main
 step, number, place = Log.step, int(sys.argv[1]), int(sys.argv[2])
 def die(self, now, *arguments):
