@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from animegamer.atomic import write_text
 from animegamer.checkpoint import exported, fingerprint, load_model
 from animegamer.config import Config, to_tree
-from animegamer.models.decoder import AnimationDecoder
+from animegamer.models.decoder_files import load_decoder, save_decoder
 from animegamer.models.encoder import ActionAwareEncoder
 from animegamer.models.mllm import NextStateMLLM
 
@@ -93,8 +93,7 @@ def _write_networks(runs: dict[str, Path], directory: Path, base: Path) -> None:
     encoder = load_model(ActionAwareEncoder, runs["encoder"]).float().eval()
     null = encoder.null().half().contiguous()
     encoder.half().save_pretrained(directory / "encoder")
-    decoder = load_model(AnimationDecoder, runs["decoder"]).half()
-    decoder.save_pretrained(directory / "decoder")
+    save_decoder(load_decoder(runs["decoder"]), directory / "decoder", torch.float16)
     save_file({"s_a_null": null}, directory / "decoder" / "null.safetensors")
     # LoRA stands on the base; an MLLM that trained whole needs none.
     mllm = NextStateMLLM.from_pretrained(runs["mllm"], base=base if base.is_dir() else None)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from animegamer import config as configuration
-from animegamer.checkpoint import CheckpointError
+from animegamer.checkpoint import CheckpointError, load_model
 from animegamer.config import Config, ConfigError
 from animegamer.game import MotionScope
 from animegamer.video import to_float, to_uint8
@@ -109,21 +109,6 @@ def load_part(directory: Path, load: Callable[[Path], Any], device: str) -> Any:
     return part.to(device) if isinstance(part, torch.Tensor) else part.eval().to(device)
 
 
-def load_whole(kind: Any, directory: Path, dtype: torch.dtype) -> Any:
-    """Loads a diffusers model; a weight too few or too many is an error and not a warning.
-
-    Raises:
-        CheckpointError: names the directory and the first such weight.
-    """
-    model, report = kind.from_pretrained(directory, torch_dtype=dtype, output_loading_info=True)
-    for what in ("missing", "unexpected", "mismatched"):
-        for key in report[f"{what}_keys"]:
-            raise CheckpointError(
-                f"{directory}: weight {key} is {what}; the files are of another model or version"
-            )
-    return model
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps progress bars and advice of the libraries out of a player's terminal."""
@@ -180,9 +165,9 @@ class ShotDrawer:
         directory, device = Path(config.play.checkpoint) / "decoder", config.play.device
 
         def load_decoder(path: Path) -> Any:
-            from animegamer.models.decoder import AnimationDecoder
+            from animegamer.models.decoder_files import load_decoder
 
-            return load_whole(AnimationDecoder, path, precision(config))
+            return load_decoder(path, dtype=precision(config))
 
         def load_null(path: Path) -> torch.Tensor:
             return load_file(path / "null.safetensors")["s_a_null"]
@@ -283,7 +268,7 @@ class ShotReader:
         def load_encoder(path: Path) -> Any:
             from animegamer.models.encoder import ActionAwareEncoder
 
-            return load_whole(ActionAwareEncoder, path, torch.float32)
+            return load_model(ActionAwareEncoder, path)
 
         def load_image(_: Path) -> Any:
             from animegamer.models.backbones import load_image_encoder

@@ -32,12 +32,12 @@ def load(config: Config) -> tuple[ShotDrawer, ShotReader]:
         load_image_encoder,
         load_text_encoder,
     )
-    from animegamer.models.decoder import AnimationDecoder
+    from animegamer.models.decoder_files import load_decoder
     from animegamer.models.encoder import ActionAwareEncoder
 
     parts, device = exported(config.play.checkpoint), config.play.device
     encoder = ActionAwareEncoder.from_pretrained(parts / "encoder").eval().to(device)
-    decoder = AnimationDecoder.from_pretrained(parts / "decoder").eval().to(device)
+    decoder = load_decoder(parts / "decoder").eval().to(device)
     stored = parts / "decoder" / "null.safetensors"
     null = load_file(stored)["s_a_null"] if stored.is_file() else encoder.null()
     backbones = config.backbones

@@ -24,7 +24,7 @@ def build_model(config: Config, data: ShotDataset) -> ShotModel:
 
     from animegamer.checkpoint import exported, load_model
     from animegamer.models.backbones import load_text_encoder
-    from animegamer.models.decoder import AnimationDecoder
+    from animegamer.models.decoder_files import add_lora, load_decoder
     from animegamer.models.encoder import ActionAwareEncoder
     from animegamer.models.shot_model import ShotModel, new_encoder
 
@@ -32,10 +32,12 @@ def build_model(config: Config, data: ShotDataset) -> ShotModel:
     if config.train.init is not None:
         weights = exported(config.train.init)
         encoder = load_model(ActionAwareEncoder, weights / "encoder")
-        decoder = load_model(AnimationDecoder, weights / "decoder")
+        decoder = load_decoder(weights / "decoder")
     else:
         features = data.features[data.shots[0].shot_id]
         encoder, decoder = new_encoder(config, features["f_v"].shape, features["f_md"].shape)
+        if config.decoder.lora.rank:
+            add_lora(decoder, config.decoder.lora, config.backbones.video_base)
     if config.decoder.gradient_checkpointing:
         decoder.enable_gradient_checkpointing()
     null_features = load_text_encoder(config.backbones)([""])[0]
@@ -57,6 +59,7 @@ def main(arguments: list[str] | None = None) -> Any:
     from animegamer.data import ShotDataset, first_frame_schedule
     from animegamer.features import FeatureStore
     from animegamer.models.backbones import load_autoencoder
+    from animegamer.models.decoder_files import save_decoder
     from animegamer.records import read_shots
     from animegamer.training import fit
     from animegamer.validation import ShotValidation
@@ -88,7 +91,7 @@ def main(arguments: list[str] | None = None) -> Any:
 
     def export(directory: Path) -> None:
         model.encoder.save_pretrained(directory / "encoder")
-        model.decoder.save_pretrained(directory / "decoder")
+        save_decoder(model.decoder, directory / "decoder")
 
     parents = dict(source)
     if train.init is not None:

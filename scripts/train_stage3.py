@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> Any:
     from animegamer.data import ShotDataset, first_frame_schedule
     from animegamer.features import FeatureError, FeatureStore
     from animegamer.models.backbones import load_autoencoder
-    from animegamer.models.decoder import AnimationDecoder
+    from animegamer.models.decoder_files import load_decoder, save_decoder
     from animegamer.models.encoder import ActionAwareEncoder
     from animegamer.models.shot_model import ShotModel
     from animegamer.records import read_shots
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> Any:
     )
     held_out = shots(config.data.validation)
     torch.manual_seed(train.seed)
-    decoder = load_model(AnimationDecoder, weights / "decoder")
+    decoder = load_decoder(weights / "decoder")
     if config.decoder.gradient_checkpointing:
         decoder.enable_gradient_checkpointing()
     model = ShotModel(None, decoder, config.diffusion, s_a_null=null)
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> Any:
         model,
         first_frame_schedule(train, data.batch),
         validate=lambda step, directory: validation(model, step, directory),
-        export=lambda directory: decoder.save_pretrained(directory / "decoder"),
+        export=lambda directory: save_decoder(decoder, directory / "decoder"),
         parents={**source, **predictions.source, "init": fingerprint(weights / "decoder")},
     )
 

@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "models.patch_autoencoder": "config",
     "models.backbones": "checkpoint config models.patch_autoencoder",
     "models.decoder": "checkpoint config models.diffusion models.encoder",
+    "models.decoder_files": "atomic checkpoint config models.decoder",
     "models.shot_model": "config data models.decoder models.diffusion models.encoder",
     "models.mistral": "config",
     "models.mllm": "config game game_data language models.mistral models.mllm_files",

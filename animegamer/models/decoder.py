@@ -52,6 +52,10 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
         "use_learned_positional_embeddings",
     ]
 
+    # Names of weights that trained whole beside LoRA, and the base that LoRA stands on.
+    whole: frozenset[str] = frozenset()
+    lora_base: Path
+
     @register_to_config
     def __init__(
         self,
