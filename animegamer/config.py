@@ -519,7 +519,16 @@ def check(config: Config) -> None:
             f"data.min_turns is {config.data.min_turns} and data.max_turns "
             f"{config.data.max_turns}, expected 1 <= min_turns <= max_turns"
         )
-    for key in ("steps", "batch_size", "accumulate", "save_every", "log_every", "keep"):
+    for key in (
+        "steps",
+        "batch_size",
+        "accumulate",
+        "save_every",
+        "log_every",
+        "keep",
+        "samples",
+        "validation_batches",
+    ):
         if getattr(train, key) < 1:
             raise ConfigError(f"train.{key} is {getattr(train, key)}, expected 1 or more")
     for key in ("text_dropout", "image_dropout", "first_frame_share", "min_lr_share"):

@@ -54,7 +54,8 @@ MAY_IMPORT = {
     "saved_game": "atomic checkpoint config game opening video vocabulary",
     "storyboard": "fonts game saved_game vocabulary",
     "session": "checkpoint config drawing game language models.* opening video vocabulary",
-    "evaluation": "atomic checkpoint config data drawing fonts game models.* motion records session video",
+    "evaluation": "atomic checkpoint config data drawing fonts game models.* motion records "
+    "session video",
 }
 
 # Requirements that no file of ours imports, and who does.
