@@ -191,8 +191,11 @@ def load_model(kind: Any, directory: str | Path, *, unused: str = "", **options:
         )
     try:
         model, report = kind.from_pretrained(
-            str(directory), use_safetensors=True, local_files_only=True,
-            output_loading_info=True, **options,
+            str(directory),
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]

@@ -432,9 +432,12 @@ class PretrainConfig:
         clips: clips whose pixels the autoencoder and the CLIP tower are trained on.
     """
 
-    parts: tuple[
-        Literal["text", "image_encoder", "autoencoder", "autoencoder_decoder"], ...
-    ] = ("text", "image_encoder", "autoencoder", "autoencoder_decoder")
+    parts: tuple[Literal["text", "image_encoder", "autoencoder", "autoencoder_decoder"], ...] = (
+        "text",
+        "image_encoder",
+        "autoencoder",
+        "autoencoder_decoder",
+    )
     clips: int = 4000
     autoencoder: AutoencoderSizes = field(default_factory=AutoencoderSizes)
     image_encoder: ImageEncoderSizes = field(default_factory=ImageEncoderSizes)

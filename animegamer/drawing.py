@@ -98,7 +98,12 @@ def load_part(directory: Path, load: Callable[[Path], Any], device: str) -> Any:
     except CheckpointError:
         raise
     except (
-        OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        SafetensorError,
         json.JSONDecodeError,
     ) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__

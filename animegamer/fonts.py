@@ -24,10 +24,33 @@ _FOLDERS = (
 )
 # Beginnings of file names, best first: wide coverage of Chinese and Japanese, then of Latin.
 _FAMILIES = (
-    "NotoSansCJK", "NotoSansJP", "NotoSansSC", "NotoSansCJKjp", "SourceHanSans", "HiraginoSans",
-    "Hiragino Sans", "ヒラギノ角ゴ", "PingFang", "STHeiti", "YuGoth", "meiryo", "msyh", "msgothic",
-    "simhei", "wqy-", "ipag", "IPAexGothic", "TakaoPGothic", "VL-PGothic", "DroidSansFallback",
-    "unifont", "ArialUnicode", "Arial Unicode", "NotoSans-", "DejaVuSans", "arial",
+    "NotoSansCJK",
+    "NotoSansJP",
+    "NotoSansSC",
+    "NotoSansCJKjp",
+    "SourceHanSans",
+    "HiraginoSans",
+    "Hiragino Sans",
+    "ヒラギノ角ゴ",
+    "PingFang",
+    "STHeiti",
+    "YuGoth",
+    "meiryo",
+    "msyh",
+    "msgothic",
+    "simhei",
+    "wqy-",
+    "ipag",
+    "IPAexGothic",
+    "TakaoPGothic",
+    "VL-PGothic",
+    "DroidSansFallback",
+    "unifont",
+    "ArialUnicode",
+    "Arial Unicode",
+    "NotoSans-",
+    "DejaVuSans",
+    "arial",
 )
 _ENDINGS = (".ttf", ".ttc", ".otf")
 
@@ -62,8 +85,11 @@ class Fonts:
     def _load(self, file: Path | None, size: float) -> Any:
         if (file, size) not in self._loaded:
             try:
-                font = ImageFont.load_default(size) if file is None else ImageFont.truetype(
-                    str(file), size)
+                font = (
+                    ImageFont.load_default(size)
+                    if file is None
+                    else ImageFont.truetype(str(file), size)
+                )
             except OSError:
                 font = None
             self._loaded[file, size] = font

@@ -49,8 +49,14 @@ class SavedGameError(ValueError):
 
 
 PLAYER_ERRORS = (
-    ConfigError, InstructionError, CheckpointError, OpeningError, VocabularyError, SavedGameError,
-    VideoError, OSError,
+    ConfigError,
+    InstructionError,
+    CheckpointError,
+    OpeningError,
+    VocabularyError,
+    SavedGameError,
+    VideoError,
+    OSError,
 )
 """What a player can set right: one line to read, not a traceback."""
 

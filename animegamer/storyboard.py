@@ -82,7 +82,10 @@ def storyboard(
     width = 2 * _MARGIN + columns * _CARD_WIDTH + (columns - 1) * _GAP
     header, footer = page.header(width - 2 * _MARGIN), page.charts(width - 2 * _MARGIN)
     height = (
-        2 * _MARGIN + header.height + sum(heights) + len(heights) * _GAP
+        2 * _MARGIN
+        + header.height
+        + sum(heights)
+        + len(heights) * _GAP
         + (footer.height + _GAP if footer else 0)
     )
     canvas = Image.new("RGB", (width, height), _PAPER)
@@ -201,8 +204,9 @@ class _Page:
         sheet.text(x + room + 34, y - 4, str(bar.value), 15, _INK, anchor="ra")
         if delta:
             tone = _SOFT if delta < 0 else _mix(color, _INK, 0.45)
-            sheet.text(x + room + 74, y - 4, f"{delta:+d}".replace("-", "\u2013"), 15, tone,
-                       anchor="ra")
+            sheet.text(
+                x + room + 74, y - 4, f"{delta:+d}".replace("-", "\u2013"), 15, tone, anchor="ra"
+            )
 
     def charts(self, width: int) -> Image.Image | None:
         """The meters over the whole game, one chart for each character; None for one turn."""
@@ -262,7 +266,13 @@ class _Sheet:
         return self.image.reduce(_SHARP)
 
     def box(
-        self, x: float, y: float, wide: float, tall: float, fill: Color, radius: float,
+        self,
+        x: float,
+        y: float,
+        wide: float,
+        tall: float,
+        fill: Color,
+        radius: float,
         edge: Color | None = None,
     ) -> None:
         corners = [v * _SHARP for v in (x, y, x + wide, y + tall)]
@@ -277,12 +287,26 @@ class _Sheet:
         """Motion level as five rising columns."""
         for step in range(1, 6):
             part = tall * (0.3 + 0.14 * step)
-            self.box(x + (step - 1) * 8, y + tall - part, 6, part,
-                     _MOTION if step <= level else _TRACK, 2)
+            self.box(
+                x + (step - 1) * 8,
+                y + tall - part,
+                6,
+                part,
+                _MOTION if step <= level else _TRACK,
+                2,
+            )
 
     def text(
-        self, x: float, y: float, text: str, size: int, fill: Color, *, bold: bool = False,
-        anchor: str = "la", room: float | None = None,
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: int,
+        fill: Color,
+        *,
+        bold: bool = False,
+        anchor: str = "la",
+        room: float | None = None,
     ) -> float:
         """Writes one line, cut with an ellipsis to ``room``; returns where it ends."""
         font = self.fonts.font(text, size * _SHARP)
@@ -293,7 +317,14 @@ class _Sheet:
         return x + font.getlength(text) / _SHARP
 
     def paragraph(
-        self, x: float, y: float, text: str, size: int, fill: Color, room: float, lines: int,
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: int,
+        fill: Color,
+        room: float,
+        lines: int,
         bold: bool,
     ) -> float:
         """Writes up to ``lines`` lines; returns where the next one would stand."""
@@ -320,8 +351,9 @@ def _bars(game: SavedGame) -> list[dict[str, dict[str, _Bar]]]:
 
 
 def _mix(color: Color, other: Color, share: float) -> Color:
-    red, green, blue = (round(c * (1 - share) + o * share) for c, o in zip(color, other,
-                                                                          strict=True))
+    red, green, blue = (
+        round(c * (1 - share) + o * share) for c, o in zip(color, other, strict=True)
+    )
     return red, green, blue
 
 

@@ -185,12 +185,16 @@ def fit(
             _check_finite(named, step)
 
             def write(directory: Path) -> None:
-                save_file({k: p.detach().contiguous() for k, p in named.items()},
-                          directory / "trained.safetensors")
+                save_file(
+                    {k: p.detach().contiguous() for k, p in named.items()},
+                    directory / "trained.safetensors",
+                )
                 if average.shadow:
                     save_file(average.shadow, directory / "average.safetensors")
-                save_file(_optimizer_tensors(optimizer.optimizer, named),
-                          directory / "optimizer.safetensors")
+                save_file(
+                    _optimizer_tensors(optimizer.optimizer, named),
+                    directory / "optimizer.safetensors",
+                )
                 if export is not None:
                     average.swap()
                     export(directory / "export")
@@ -227,8 +231,10 @@ def fit(
             average.update(step)
             if log is not None:
                 log.step(step, loss, norm, train.lr * factor, metrics)
-            if validate is not None and train.validate_every and (
-                step % train.validate_every == 0 or step == train.steps
+            if (
+                validate is not None
+                and train.validate_every
+                and (step % train.validate_every == 0 or step == train.steps)
             ):
                 _validate(accelerator, model, average, validate, step, run, log)
             if step % train.save_every == 0:

@@ -38,7 +38,11 @@ class Log:
         self._drop_after(start)
         self.board = SummaryWriter(str(path / "tensorboard"), purge_step=start + 1)
         self.bar = tqdm(
-            total=train.steps, initial=start, desc=path.name, unit="step", dynamic_ncols=True,
+            total=train.steps,
+            initial=start,
+            desc=path.name,
+            unit="step",
+            dynamic_ncols=True,
             mininterval=1 if sys.stderr.isatty() else 60,
         )
         pending = pending or {}

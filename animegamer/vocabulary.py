@@ -83,9 +83,7 @@ class Vocabulary:
         """A line for the player where instructions name what is unknown, else the empty text."""
         unknown = self.unknown(instructions)
         known = [
-            spellings[0]
-            for kind in (self.characters, self.places)
-            for spellings in kind.values()
+            spellings[0] for kind in (self.characters, self.places) for spellings in kind.values()
         ]
         line = (
             f"note: unknown: {', '.join(unknown)} (open language is allowed; the checkpoint was "

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from animegamer.config import Config
 
+
 def evaluate(config: Config, command: list[str]) -> None:
     """Draws, plays, judges and reports.
 
@@ -47,7 +48,10 @@ def evaluate(config: Config, command: list[str]) -> None:
     world = World.read(next(iter(sets.values())).directory)
     session = GameSession.load(config)
     evaluator = Evaluator(
-        config, session, load_probe(config.evaluate.probes), world.edges,
+        config,
+        session,
+        load_probe(config.evaluate.probes),
+        world.edges,
         weights(config.play.checkpoint),
     )
     results, played = {}, {}
@@ -55,16 +59,24 @@ def evaluate(config: Config, command: list[str]) -> None:
         results[name], played[name] = evaluator.evaluate(games)
     figures = benchmark.figures(results, world, config.play.window, resamples)
     text = report.table(figures)
-    seconds = {"side_by_side": next(iter(played.values())).seconds,
-               "alone": seconds_alone(session, next(iter(sets.values())))}
-    more = {"seconds_per_turn": seconds, "probes": evaluator.accuracy,
-            "checkpoint": evaluator.checkpoint, "window": config.play.window,
-            "sink": config.play.sink, "games": {n: len(g.episodes) for n, g in sets.items()}}
+    seconds = {
+        "side_by_side": next(iter(played.values())).seconds,
+        "alone": seconds_alone(session, next(iter(sets.values()))),
+    }
+    more = {
+        "seconds_per_turn": seconds,
+        "probes": evaluator.accuracy,
+        "checkpoint": evaluator.checkpoint,
+        "window": config.play.window,
+        "sink": config.play.sink,
+        "games": {n: len(g.episodes) for n, g in sets.items()},
+    }
     standard = results.get("standard")
     if standard is not None:
         more["levels"] = levels = benchmark.levels_table(standard, resamples)
         more["hidden_attributes_by_kind"] = benchmark.attributes(
-            standard, config.play.window, resamples)
+            standard, config.play.window, resamples
+        )
         text += "\n\n" + report.levels_text(levels)
         text += "\n\n" + report.probes_table(evaluator.accuracy)
     text += "\n\nseconds a turn: " + ", ".join(f"{v:.2f} {k}" for k, v in seconds.items())
@@ -75,8 +87,9 @@ def evaluate(config: Config, command: list[str]) -> None:
         drawn = [read_video(standard.games.directory / s.clip) for s in standard.games.shots()]
         frames = played["standard"].frames
         report.draw_report(output / "report.png", figures, standard, levels, drawn, frames)
-        contact_sheet(drawn, frames, [report.caption(o) for o in standard.given],
-                      output / "contact_sheet.png")
+        contact_sheet(
+            drawn, frames, [report.caption(o) for o in standard.given], output / "contact_sheet.png"
+        )
     print(f"\nwrote {output}/metrics.json, report.txt, report.png and contact_sheet.png")
 
 
@@ -86,14 +99,20 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", default="configs/tiny/evaluate.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value",
-                        help="such as evaluate.count=3 or play.checkpoint=runs/mine")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="such as evaluate.count=3 or play.checkpoint=runs/mine",
+    )
     options = parser.parse_intermixed_args(arguments)
     from animegamer import config as configuration
 
     try:
-        evaluate(configuration.load(options.config, options.overrides),
-                 ["--config", options.config, *options.overrides])
+        evaluate(
+            configuration.load(options.config, options.overrides),
+            ["--config", options.config, *options.overrides],
+        )
     except (OSError, ValueError, RuntimeError, subprocess.CalledProcessError) as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2

@@ -68,14 +68,19 @@ def evaluate(config: Config, command: list[str]) -> None:
     shots = games.shots()
     drawn, generated = redraw(*load(config), games.directory, shots, config.play.seed)
     figures, outcomes = judge_redrawn(
-        load_probe(only.probes), World.read(games.directory).edges, shots, drawn, generated,
+        load_probe(only.probes),
+        World.read(games.directory).edges,
+        shots,
+        drawn,
+        generated,
         only.bootstrap,
     )
     output = Path(only.output)
     print(report.table(figures))
     report.write_metrics(output / "decoder.json", figures, {"checkpoint": config.play.checkpoint})
-    contact_sheet(drawn, generated, [report.caption(o) for o in outcomes],
-                  output / "decoder_sheet.png")
+    contact_sheet(
+        drawn, generated, [report.caption(o) for o in outcomes], output / "decoder_sheet.png"
+    )
     print(f"\nwrote {output}/decoder.json and decoder_sheet.png")
 
 
@@ -85,14 +90,20 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", default="configs/tiny/evaluate.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value",
-                        help="such as evaluate.count=10 or sampling.steps=20")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="such as evaluate.count=10 or sampling.steps=20",
+    )
     options = parser.parse_intermixed_args(arguments)
     from animegamer import config as configuration
 
     try:
-        evaluate(configuration.load(options.config, options.overrides),
-                 ["--config", options.config, *options.overrides])
+        evaluate(
+            configuration.load(options.config, options.overrides),
+            ["--config", options.config, *options.overrides],
+        )
     except (OSError, ValueError, RuntimeError, subprocess.CalledProcessError) as error:
         print(f"evaluate_decoder.py: {error}", file=sys.stderr)
         return 2

@@ -21,8 +21,12 @@ BATCH = 64
 
 
 def on_true_history(
-    model: StateModel, store: FeatureStore, episodes: list[Episode], writer: FeatureWriter,
-    window: int, sink: int,
+    model: StateModel,
+    store: FeatureStore,
+    episodes: list[Episode],
+    writer: FeatureWriter,
+    window: int,
+    sink: int,
 ) -> None:
     """Predicts every turn from the turns that were really before it."""
     from tqdm import tqdm
@@ -53,8 +57,12 @@ def on_true_history(
 
 
 def on_own_history(
-    model: StateModel, store: FeatureStore, episodes: list[Episode], writer: FeatureWriter,
-    window: int, sink: int,
+    model: StateModel,
+    store: FeatureStore,
+    episodes: list[Episode],
+    writer: FeatureWriter,
+    window: int,
+    sink: int,
 ) -> None:
     """Plays the games: each turn sees what the MLLM predicted before, true only for an opening."""
     import torch

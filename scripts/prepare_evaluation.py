@@ -41,8 +41,12 @@ def train(config: Config) -> None:
     from animegamer.evaluation.probes import has_probe, save_probe, trained_with
 
     evaluate = config.evaluate
-    made_of = {"games": evaluate.probe_games, "steps": evaluate.probe_steps,
-               "height": config.shot.height, "width": config.shot.width}
+    made_of = {
+        "games": evaluate.probe_games,
+        "steps": evaluate.probe_steps,
+        "height": config.shot.height,
+        "width": config.shot.width,
+    }
     if has_probe(evaluate.probes) and trained_with(evaluate.probes, made_of):
         print(f"{evaluate.probes} holds a probe trained with these settings")
         return
@@ -63,8 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", default="configs/tiny/evaluate.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value",
-                        help="such as evaluate.probe_steps=300")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="such as evaluate.probe_steps=300"
+    )
     options = parser.parse_intermixed_args(arguments)
     from animegamer import config as configuration
 

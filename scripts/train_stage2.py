@@ -77,8 +77,11 @@ def main(arguments: list[str] | None = None) -> Any:
         batch,
         validate=validate,
         export=lambda directory: mllm.save_pretrained(directory / "mllm"),
-        parents={**source, "init": fingerprint(weights / "encoder"),
-                 "base": fingerprint(config.backbones.language_base)},
+        parents={
+            **source,
+            "init": fingerprint(weights / "encoder"),
+            "base": fingerprint(config.backbones.language_base),
+        },
     )
 
 

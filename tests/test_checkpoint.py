@@ -173,8 +173,12 @@ def test_fingerprint_follows_names_and_content(tmp_path, write):
 
 def test_fingerprint_of_a_large_file_sees_size_head_and_tail(tmp_path):
     path, seen = tmp_path / "large", set()
-    for size, place in ((65_000_000, None), (65_000_001, None), (65_000_001, 5),
-                        (65_000_001, 65_000_000)):
+    for size, place in (
+        (65_000_000, None),
+        (65_000_001, None),
+        (65_000_001, 5),
+        (65_000_001, 65_000_000),
+    ):
         with path.open("wb") as file:
             file.truncate(size)
             if place is not None:

@@ -18,9 +18,16 @@ COUNT = 7
 def shot(number, turn=1):
     opening = turn == 0
     return Shot(
-        shot_id=f"s{number}", film="film", split="train", episode=f"e{number}", turn=turn,
-        clip="c.mp4", instruction=None if opening else Instruction(("Nilo",), "run", "day town"),
-        action="" if opening else "run", motion_scope=1.0, motion_level=number % 5 + 1,
+        shot_id=f"s{number}",
+        film="film",
+        split="train",
+        episode=f"e{number}",
+        turn=turn,
+        clip="c.mp4",
+        instruction=None if opening else Instruction(("Nilo",), "run", "day town"),
+        action="" if opening else "run",
+        motion_scope=1.0,
+        motion_level=number % 5 + 1,
         change=None if opening else CharacterState(0, 1, -1),
     )
 

@@ -64,9 +64,7 @@ def play(place, *overrides, script=inference_MLLM):
 def test_the_game_file_tells_the_game(place):
     tree = json.loads((place / "out" / "game.json").read_text(encoding="utf-8"))
     assert (tree["format"], tree["version"]) == ("animegamer game", 1)
-    assert tree["opening"] == {
-        "source": (place / "first.png").as_posix(), "picture": "turn_00.png"
-    }
+    assert tree["opening"] == {"source": (place / "first.png").as_posix(), "picture": "turn_00.png"}
     assert tree["settings"]["window"] == 5 and tree["settings"]["history"] == "predicted"
     assert [turn["turn"] for turn in tree["turns"]] == [1, 2, 3]
     asked = read_script(place / "story.txt").instructions
@@ -271,7 +269,10 @@ def test_a_process_ends_with_code_2_and_no_traceback(tmp_path, script):
     arguments = ["play.scripts=[none.txt]", f"play.output={tmp_path}"]
     done = subprocess.run(
         [sys.executable, str(ROOT / script), "--config", str(tmp_path / "none.yaml"), *arguments],
-        capture_output=True, text=True, cwd=tmp_path, timeout=60,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 2

@@ -175,7 +175,13 @@ def test_a_mistral_learns_and_padding_does_not_count():
 
 
 CLIP = ImageEncoderSizes(
-    width=16, layers=2, head_width=8, patch=8, embed_dim=8, text_width=48, text_layers=1,
+    width=16,
+    layers=2,
+    head_width=8,
+    patch=8,
+    embed_dim=8,
+    text_width=48,
+    text_layers=1,
     text_length=12,
 )
 
@@ -283,9 +289,19 @@ class Words:
 @pytest.fixture
 def captioned():
     shots = [
-        Shot(f"s{i}", "film", "train", "e", i, "c.mp4",
-             Instruction(("Nilo",), "run" * (i + 1), "day town") if i else None,
-             "run" if i else "", 1.0, 1, CharacterState(0, 0, 0) if i else None)
+        Shot(
+            f"s{i}",
+            "film",
+            "train",
+            "e",
+            i,
+            "c.mp4",
+            Instruction(("Nilo",), "run" * (i + 1), "day town") if i else None,
+            "run" if i else "",
+            1.0,
+            1,
+            CharacterState(0, 0, 0) if i else None,
+        )
         for i in range(5)
     ]
     random = np.random.default_rng(0)

@@ -406,8 +406,8 @@ def test_motion_scope_reaches_the_decoder(real):
     """Release: its web app feeds the social change to the decoder instead."""
     seen = []
     sample = real.drawer.decoder.sample
-    real.drawer.decoder.sample = lambda s_a, f_ms, *rest: seen.append(f_ms) or sample(
-        s_a, f_ms, *rest
+    real.drawer.decoder.sample = lambda s_a, f_ms, *rest: (
+        seen.append(f_ms) or sample(s_a, f_ms, *rest)
     )
     try:
         real.restart()

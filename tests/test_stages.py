@@ -31,9 +31,16 @@ from animegamer.video import VideoError, read_video, to_float
 from tests.tiny_stages import HEIGHT, PRETRAIN, ROOT, SHORT, WIDTH, overrides, run, run_all
 
 RUNS = {
-    "video_base": 2, "stage1_warmup": 2, "stage1_joint": 2, "stage2": 2, "stage3": 2,
-    "backbones/t5": 3, "backbones/mistral": 3, "backbones/image_encoder": 2,
-    "backbones/autoencoder": 2, "backbones/autoencoder_decoder": 2,
+    "video_base": 2,
+    "stage1_warmup": 2,
+    "stage1_joint": 2,
+    "stage2": 2,
+    "stage3": 2,
+    "backbones/t5": 3,
+    "backbones/mistral": 3,
+    "backbones/image_encoder": 2,
+    "backbones/autoencoder": 2,
+    "backbones/autoencoder_decoder": 2,
 }
 TOKENS, D = 6 + 8, 32
 
@@ -116,13 +123,18 @@ def test_validation_judges_loss_pictures_and_motion(work, stage):
 
 def test_features_are_there_for_every_shot(work):
     store = FeatureStore(work / "data" / "features")
-    shots = [s for split in ("train", "validation")
-             for s in read_shots(work / "data" / split / "shots.jsonl")]
+    shots = [
+        s
+        for split in ("train", "validation")
+        for s in read_shots(work / "data" / split / "shots.jsonl")
+    ]
     assert set(store) == {shot.shot_id for shot in shots}
     arrays = store[shots[0].shot_id]
     shapes = {name: array.shape for name, array in arrays.items()}
     assert shapes == {
-        "latents": (5, 8, HEIGHT // 8, WIDTH // 8), "f_v": (8, 24), "f_v_random": (8, 24),
+        "latents": (5, 8, HEIGHT // 8, WIDTH // 8),
+        "f_v": (8, 24),
+        "f_v_random": (8, 24),
         "f_md": (6, 16),
     }
     assert all(np.isfinite(array).all() for array in arrays.values())
@@ -172,8 +184,11 @@ def test_every_stage_goes_on_from_the_one_before(work):
 
 
 def test_predictions_are_there_on_true_and_on_own_history(work):
-    shots = [s for split in ("train", "validation")
-             for s in read_shots(work / "data" / split / "shots.jsonl")]
+    shots = [
+        s
+        for split in ("train", "validation")
+        for s in read_shots(work / "data" / split / "shots.jsonl")
+    ]
     true, own = (FeatureStore(work / "data" / name) for name in ("predictions", "own"))
     assert set(true) == set(own) == {shot.shot_id for shot in shots if shot.turn > 0}
     assert true.source == own.source and true.source.keys() == {"encoder", "mllm"}
@@ -204,7 +219,8 @@ def test_a_second_run_of_everything_changes_nothing(work):
         return {
             path: path.stat().st_mtime_ns
             for path in work.rglob("*")
-            if path.suffix == ".safetensors" and "backbones" not in path.parts
+            if path.suffix == ".safetensors"
+            and "backbones" not in path.parts
             and path.name != "null.safetensors"
         }
 
@@ -229,8 +245,13 @@ def test_changed_clips_and_texts_are_made_again(work, tmp_path):
     lines[number] = json.dumps({**record, "action": "sing loudly"})
     (data / "shots.jsonl").write_text("\n".join(lines) + "\n")
     before = FeatureStore(tmp_path / "features")
-    run("data_pipeline.features", "features", work, f"data.validation={data}",
-        f"data.features={tmp_path / 'features'}")
+    run(
+        "data_pipeline.features",
+        "features",
+        work,
+        f"data.validation={data}",
+        f"data.features={tmp_path / 'features'}",
+    )
     after = FeatureStore(tmp_path / "features")
     changed = {
         (shot, name)
@@ -242,8 +263,14 @@ def test_changed_clips_and_texts_are_made_again(work, tmp_path):
 
 
 LONG = [
-    *SHORT, "train.steps=12", "train.save_every=3", "train.log_every=4", "train.ema_decay=0.9",
-    "train.first_frame_share=0.3", "train.validate_every=5", "train.schedule=cosine",
+    *SHORT,
+    "train.steps=12",
+    "train.save_every=3",
+    "train.log_every=4",
+    "train.ema_decay=0.9",
+    "train.first_frame_share=0.3",
+    "train.validate_every=5",
+    "train.schedule=cosine",
 ]
 DYING = """
 import os, signal, sys
@@ -291,7 +318,9 @@ def test_a_killed_run_goes_on_bit_for_bit(work, tmp_path):
     last = "step_0000012"
     files = sorted(p.relative_to(broken) for p in (broken / last).rglob("*.safetensors"))
     assert {file.name for file in files} == {
-        "trained.safetensors", "average.safetensors", "optimizer.safetensors",
+        "trained.safetensors",
+        "average.safetensors",
+        "optimizer.safetensors",
         "diffusion_pytorch_model.safetensors",
     }
     for file in files:
@@ -299,8 +328,10 @@ def test_a_killed_run_goes_on_bit_for_bit(work, tmp_path):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[k], other[k]) for k in one), file
     timeless = [
-        [{k: v for k, v in line.items() if "time" not in k and "seconds" not in k}
-         for line in metrics(path)]
+        [
+            {k: v for k, v in line.items() if "time" not in k and "seconds" not in k}
+            for line in metrics(path)
+        ]
         for path in (broken, unbroken)
     ]
     assert timeless[0] == timeless[1]
@@ -348,8 +379,13 @@ def test_a_changed_parent_is_refused(work, tmp_path):
     try:
         path.write_bytes(before + b"\n")
         with pytest.raises(CheckpointError, match="other files.*base changed"):
-            run("scripts.train_stage1", "stage1_warmup", work, *SHORT,
-                f"train.run={work / 'runs/stage1_warmup'}")
+            run(
+                "scripts.train_stage1",
+                "stage1_warmup",
+                work,
+                *SHORT,
+                f"train.run={work / 'runs/stage1_warmup'}",
+            )
     finally:
         path.write_bytes(before)
 
@@ -359,19 +395,33 @@ def test_features_of_other_networks_are_refused(work, tmp_path):
     shutil.copytree(work / "backbones/image_encoder", name)
     file = name / "open_clip_model.safetensors"
     save_file({k: v + 1 for k, v in load_file(file).items()}, file)
-    for script, config in (("scripts.train_stage1", "stage1_warmup"),
-                           ("data_pipeline.features", "features")):
+    for script, config in (
+        ("scripts.train_stage1", "stage1_warmup"),
+        ("data_pipeline.features", "features"),
+    ):
         with pytest.raises(FeatureError, match="features was made with"):
-            run(script, config, work, *SHORT, f"backbones.image_encoder={name}",
-                f"train.run={tmp_path / 'run'}")
+            run(
+                script,
+                config,
+                work,
+                *SHORT,
+                f"backbones.image_encoder={name}",
+                f"train.run={tmp_path / 'run'}",
+            )
 
 
 def test_a_missing_shard_is_named(work, tmp_path):
     shutil.copytree(work / "data/features", tmp_path / "features")
     (tmp_path / "features/shard_00000.safetensors").unlink()
     with pytest.raises(FeatureError, match="shard_00000.safetensors is missing or damaged"):
-        run("scripts.train_stage1", "stage1_warmup", work, *SHORT,
-            f"data.features={tmp_path / 'features'}", f"train.run={tmp_path / 'run'}")
+        run(
+            "scripts.train_stage1",
+            "stage1_warmup",
+            work,
+            *SHORT,
+            f"data.features={tmp_path / 'features'}",
+            f"train.run={tmp_path / 'run'}",
+        )
 
 
 def test_a_damaged_clip_is_named(work, tmp_path):
@@ -379,9 +429,14 @@ def test_a_damaged_clip_is_named(work, tmp_path):
     clip = next((tmp_path / "validation/clips").iterdir())
     clip.write_bytes(clip.read_bytes()[:300])
     with pytest.raises(VideoError, match=f"{clip}: "):
-        run("data_pipeline.features", "features", work, f"data.train={work / 'data/validation'}",
+        run(
+            "data_pipeline.features",
+            "features",
+            work,
+            f"data.train={work / 'data/validation'}",
             f"data.validation={tmp_path / 'validation'}",
-            f"data.features={tmp_path / 'features'}")
+            f"data.features={tmp_path / 'features'}",
+        )
 
 
 @pytest.mark.parametrize(
@@ -398,16 +453,28 @@ def test_a_run_of_another_kind_to_start_from_is_refused(
     work, tmp_path, script, config, init, message
 ):
     with pytest.raises(CheckpointError, match=message):
-        run(f"scripts.{script}", config, work, *SHORT, f"train.init={work / 'runs' / init}",
-            f"train.run={tmp_path / 'run'}")
+        run(
+            f"scripts.{script}",
+            config,
+            work,
+            *SHORT,
+            f"train.init={work / 'runs' / init}",
+            f"train.run={tmp_path / 'run'}",
+        )
 
 
 @pytest.mark.parametrize("script", ["train_stage2", "train_stage3", "predict_states"])
 def test_a_stage_that_needs_another_says_so(work, tmp_path, script):
     config = "stage2" if script == "train_stage2" else "stage3"
     with pytest.raises(ValueError, match="needs train.init: the run of stage 1"):
-        run(f"scripts.{script}", config, work, *SHORT, "train.init=null",
-            f"train.run={tmp_path / 'run'}")
+        run(
+            f"scripts.{script}",
+            config,
+            work,
+            *SHORT,
+            "train.init=null",
+            f"train.run={tmp_path / 'run'}",
+        )
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder"])
@@ -424,13 +491,26 @@ def test_damaged_weights_to_start_from_are_refused(work, tmp_path, part, damage)
         save_file(kept, path)
         message = f"weights/{part}: weight .* is missing"
     with pytest.raises(CheckpointError, match=message):
-        run("scripts.train_stage1", "stage1_joint", work, *SHORT,
-            f"train.init={tmp_path / 'weights'}", f"train.run={tmp_path / 'run'}")
+        run(
+            "scripts.train_stage1",
+            "stage1_joint",
+            work,
+            *SHORT,
+            f"train.init={tmp_path / 'weights'}",
+            f"train.run={tmp_path / 'run'}",
+        )
 
 
 def stage3(work, tmp_path, init, predictions):
-    run("scripts.train_stage3", "stage3", work, *SHORT, f"train.init={work / 'runs' / init}",
-        f"data.predictions={predictions}", f"train.run={tmp_path / 'run'}")
+    run(
+        "scripts.train_stage3",
+        "stage3",
+        work,
+        *SHORT,
+        f"train.init={work / 'runs' / init}",
+        f"data.predictions={predictions}",
+        f"train.run={tmp_path / 'run'}",
+    )
 
 
 def test_predictions_of_another_encoder_are_refused(work, tmp_path):
@@ -446,8 +526,12 @@ def test_unfinished_predictions_are_refused(work, tmp_path):
     with pytest.raises(FeatureError, match="no .*null.safetensors: run .* to its end"):
         stage3(work, tmp_path, "stage1_joint", tmp_path / "own")
     with pytest.raises(FeatureError, match="predictions was made with|own was made with"):
-        run("scripts.predict_states", "stage3", work,
-            f"train.init={work / 'runs' / 'stage1_warmup'}")
+        run(
+            "scripts.predict_states",
+            "stage3",
+            work,
+            f"train.init={work / 'runs' / 'stage1_warmup'}",
+        )
 
 
 # ---- several processes
@@ -461,12 +545,24 @@ def test_two_processes_train_one_model_and_stop_together(work, tmp_path):
         port = str(free.getsockname()[1])
 
     def start(rank, number, place):
-        command = [sys.executable, "-c", DYING_RANK, str(int(number)), str(place),
-                   *stage1(work, tmp_path / "run")]
+        command = [
+            sys.executable,
+            "-c",
+            DYING_RANK,
+            str(int(number)),
+            str(place),
+            *stage1(work, tmp_path / "run"),
+        ]
         environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "RANK": str(rank),
-            "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true",
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "ACCELERATE_USE_CPU": "true",
         }
         return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
 
@@ -479,9 +575,7 @@ def test_two_processes_train_one_model_and_stop_together(work, tmp_path):
     steps = sorted(path.name for path in (tmp_path / "run").glob("step_*"))
     assert steps == ["step_0000006", "step_0000007"]
     both(0, -1)
-    assert json.loads(
-        (tmp_path / "run/step_0000012/state.json").read_text()
-    )["finished"] is True
+    assert json.loads((tmp_path / "run/step_0000012/state.json").read_text())["finished"] is True
     losses = [line["step"] for line in metrics(tmp_path / "run") if "loss" in line]
     assert losses == [4, 8, 12]
 

@@ -110,7 +110,10 @@ def test_text_without_a_font_is_given_by_canonical_names(no_fonts, tmp_path):
     english = Instruction(("Nilo",), "gently dance", "night town")
     english_page = storyboard(saved_game(tmp_path, 1, english), shots(1, 9))
     vocabulary = Vocabulary(
-        {"Nilo": ("Nilo", "尼洛")}, VOCABULARY.places, VOCABULARY.motions, VOCABULARY.adverbs,
+        {"Nilo": ("Nilo", "尼洛")},
+        VOCABULARY.places,
+        VOCABULARY.motions,
+        VOCABULARY.adverbs,
         VOCABULARY.times,
     )
     chinese_page = storyboard(saved_game(tmp_path, 1, chinese), shots(1, 9), vocabulary)

@@ -67,9 +67,7 @@ class Toy(nn.Module):
 
 def batch(number, process, size=4):
     draw = torch.Generator()
-    rows = [
-        torch.randn(3, generator=draw.manual_seed(number * size + i)) for i in range(size)
-    ]
+    rows = [torch.randn(3, generator=draw.manual_seed(number * size + i)) for i in range(size)]
     return Batch(torch.stack(rows))
 
 
@@ -109,8 +107,9 @@ def assert_same(one, other):
 
 def lines(path):
     found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if "time" not in k and "seconds" not in k}
-            for line in found]
+    return [
+        {k: v for k, v in line.items() if "time" not in k and "seconds" not in k} for line in found
+    ]
 
 
 class Killed(BaseException):
@@ -145,8 +144,11 @@ class Named(nn.Module):
         super().__init__()
         self.encoder = nn.ModuleDict({"proj": nn.Linear(2, 2)})
         attention = nn.ModuleDict(
-            {"lora_A": nn.Linear(2, 2, False), "lora_B": nn.Linear(2, 2, False),
-             "base": nn.Linear(2, 2, False)}
+            {
+                "lora_A": nn.Linear(2, 2, False),
+                "lora_B": nn.Linear(2, 2, False),
+                "base": nn.Linear(2, 2, False),
+            }
         )
         self.decoder = nn.ModuleDict({"attention": attention, "ofs_embedding": nn.Linear(2, 2)})
         self.decoder_two = nn.Linear(2, 2)
@@ -167,7 +169,8 @@ def test_select_trainable_by_module_and_by_part_of_a_name():
 def test_a_later_entry_wins():
     groups = select_trainable(Named(), ("decoder", "decoder.lora"))
     assert groups["decoder"] == [
-        "decoder.attention.base.weight", "decoder.ofs_embedding.weight",
+        "decoder.attention.base.weight",
+        "decoder.ofs_embedding.weight",
         "decoder.ofs_embedding.bias",
     ]
     assert len(groups["decoder.lora"]) == 2
@@ -249,7 +252,8 @@ def test_it_learns_and_only_what_is_named(tmp_path):
 
 def test_accumulated_batches_equal_a_larger_one(tmp_path):
     parts = train(
-        toy_config(tmp_path / "parts", accumulate=2), Toy(noise=0),
+        toy_config(tmp_path / "parts", accumulate=2),
+        Toy(noise=0),
         lambda number, process: batch(number, process, 2),
     )
     whole = train(toy_config(tmp_path / "whole"), Toy(noise=0), batch)
@@ -487,8 +491,14 @@ def test_a_foreign_checkpoint_is_refused(tmp_path):
 
 
 def test_the_log_drops_later_and_broken_lines(tmp_path):
-    rows = ['{"step": 2, "loss": 1}', '{"step": 4, "validation/loss": 1}', '{"step": 6, "loss": 1}',
-            "null", '{"loss": 3}', '{"step": 4, "lo']
+    rows = [
+        '{"step": 2, "loss": 1}',
+        '{"step": 4, "validation/loss": 1}',
+        '{"step": 6, "loss": 1}',
+        "null",
+        '{"loss": 3}',
+        '{"step": 4, "lo',
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
     log = Log(tmp_path, TrainConfig(log_every=1), 4)
     log.step(5, torch.tensor(1.0), 0.5, 0.1, {})

@@ -51,10 +51,21 @@ def tiny_config(checkpoint: Path, output: Path, **play: object) -> Config:
     return Config(
         shot=ShotConfig(5, 8, 16, 24),
         backbones=BackbonesConfig(
-            **{name: str(checkpoint / "backbones" / name) for name in (
-                "autoencoder", "image_encoder", "text_encoder", "video_base", "language_base")},
-            latent_scale=1.0, text_tokens=N_TEXT, visual_tokens=N_VISUAL,
-            image_height=16, image_width=24,
+            **{
+                name: str(checkpoint / "backbones" / name)
+                for name in (
+                    "autoencoder",
+                    "image_encoder",
+                    "text_encoder",
+                    "video_base",
+                    "language_base",
+                )
+            },
+            latent_scale=1.0,
+            text_tokens=N_TEXT,
+            visual_tokens=N_VISUAL,
+            image_height=16,
+            image_width=24,
         ),
         sampling=SamplingConfig(steps=2, guidance="constant", scale=1.5, batch_size=2),
         mllm=MllmConfig(lora=LoraConfig(2, 2.0)),
@@ -89,9 +100,18 @@ def make_checkpoint(directory: Path) -> Path:
     )
     encoder.save_pretrained(directory / "encoder")
     decoder = AnimationDecoder(
-        num_attention_heads=2, attention_head_dim=24, in_channels=4, out_channels=4,
-        time_embed_dim=8, num_layers=1, sample_width=3, sample_height=2, sample_frames=5,
-        patch_size=1, max_text_seq_length=N_TEXT + N_VISUAL, motion_scope_hidden=8,
+        num_attention_heads=2,
+        attention_head_dim=24,
+        in_channels=4,
+        out_channels=4,
+        time_embed_dim=8,
+        num_layers=1,
+        sample_width=3,
+        sample_height=2,
+        sample_frames=5,
+        patch_size=1,
+        max_text_seq_length=N_TEXT + N_VISUAL,
+        motion_scope_hidden=8,
     )
     decoder.save_pretrained(directory / "decoder")
     save_file({"s_a_null": encoder.null()}, directory / "decoder" / "null.safetensors")
@@ -109,8 +129,13 @@ def make_mllm(directory: Path, work: Path, config: Config) -> None:
     tokenizer = save_tokenizer(work / "mistral" / "tokenizer.model", base)
     MistralForCausalLM(
         MistralConfig(
-            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
-            num_attention_heads=2, num_key_value_heads=1, initializer_range=0.2,
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            initializer_range=0.2,
         )
     ).save_pretrained(base)
     mllm = NextStateMLLM.from_base(base, config.mllm, N_TEXT + N_VISUAL, D)

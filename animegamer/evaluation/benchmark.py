@@ -104,9 +104,7 @@ def _share(
 def _states(given: Sequence[Outcome], resamples: int) -> dict[str, Figure]:
     accuracy = metrics.share(given, metrics.right_state, resamples)
     error = metrics.share(given, metrics.state_error, resamples)
-    changes = np.array([
-        [getattr(o.truth.change, name) for name in STATE_NAMES] for o in given
-    ])
+    changes = np.array([[getattr(o.truth.change, name) for name in STATE_NAMES] for o in given])
     if len(changes):
         best = np.mean([metrics.commonest(column.tolist()) for column in changes.T])
         middle = np.abs(changes - np.median(changes, 0)).mean()
@@ -122,9 +120,7 @@ def _level_error(given: Sequence[Outcome], drawn: Sequence[Outcome], resamples: 
     return with_ceiling(with_chance(figure, middle), ceiling)
 
 
-def _hidden(
-    results: dict[str, SetResult], window: int, resamples: int
-) -> dict[str, Figure]:
+def _hidden(results: dict[str, SetResult], window: int, resamples: int) -> dict[str, Figure]:
     found: dict[str, Figure] = {}
     for name, sources, inside in (
         ("hidden_attributes", ["standard"], True),
@@ -139,9 +135,7 @@ def _hidden(
         ceiling = metrics.hidden_attributes(drawn, window, 1, inside=inside).value
         found[name] = with_ceiling(figure, ceiling)
     chance = found["hidden_attributes"].chance
-    found["hidden_attributes_chance"] = Figure(
-        chance, chance, chance, found["hidden_attributes"].n
-    )
+    found["hidden_attributes_chance"] = Figure(chance, chance, chance, found["hidden_attributes"].n)
     return found
 
 
@@ -197,13 +191,15 @@ def levels_table(result: SetResult, resamples: int) -> list[dict[str, Any]]:
         given = [o for o in result.given if o.truth.level == level]
         drawn = [o for o in result.drawn if o.truth.level == level]
         seen = [o.given.level for o in given if o.given is not None]
-        rows.append({
-            "level": level,
-            "n": len(given),
-            "acc_f": metrics.share(given, metrics.right_level, resamples).value,
-            "ceiling": metrics.share(drawn, metrics.right_level, 1).value,
-            "mean_level_generated": float(np.mean(seen)) if seen else None,
-        })
+        rows.append(
+            {
+                "level": level,
+                "n": len(given),
+                "acc_f": metrics.share(given, metrics.right_level, resamples).value,
+                "ceiling": metrics.share(drawn, metrics.right_level, 1).value,
+                "mean_level_generated": float(np.mean(seen)) if seen else None,
+            }
+        )
     return rows
 
 

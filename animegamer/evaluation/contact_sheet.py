@@ -45,9 +45,7 @@ def contact_sheet(
             "expected the same number of each, and one or more"
         )
     rows = spread(len(drawn), count)
-    strips = [
-        np.concatenate([_strip(drawn[row]), _strip(generated[row])], 1) for row in rows
-    ]
+    strips = [np.concatenate([_strip(drawn[row]), _strip(generated[row])], 1) for row in rows]
     strips = [strip.repeat(upscale, 0).repeat(upscale, 1) for strip in strips]
     height, width = strips[0].shape[:2]
     lines = -(-len(rows) // columns)

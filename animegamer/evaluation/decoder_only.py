@@ -47,8 +47,14 @@ def redraw(
     s_a = reader.read(first, [shot.action for shot in shots])
     scopes = [MotionScope(shot.motion_level) for shot in shots]
     seeds = [(seed + zlib.crc32(shot.episode.encode()), shot.turn) for shot in shots]
-    generated = list(tqdm(drawer.draw_each(s_a, scopes, seeds), total=len(shots),
-                          desc="drawing held-out shots", unit="shot"))
+    generated = list(
+        tqdm(
+            drawer.draw_each(s_a, scopes, seeds),
+            total=len(shots),
+            desc="drawing held-out shots",
+            unit="shot",
+        )
+    )
     return drawn, generated
 
 
@@ -77,8 +83,10 @@ def judge_redrawn(
     figures = {name: metrics.share(outcomes, score, resamples) for name, score in SCORES.items()}
     pairs = list(zip(shots, generated, drawn, strict=True))
     figures["psnr_db"] = metrics.mean(
-        [(s.episode, metrics.psnr(g, d)) for s, g, d in pairs], resamples)
+        [(s.episode, metrics.psnr(g, d)) for s, g, d in pairs], resamples
+    )
     figures["sharpness"] = metrics.ratio(
-        [(s.episode, metrics.gradient_energy(g), metrics.gradient_energy(d))
-         for s, g, d in pairs], resamples)
+        [(s.episode, metrics.gradient_energy(g), metrics.gradient_energy(d)) for s, g, d in pairs],
+        resamples,
+    )
     return figures, outcomes

@@ -82,8 +82,7 @@ def judge_drawn(
     plain, restored = Judged([], [], []), Judged([], [], [])
     shots = games.shots()
     rows = range(0, len(shots), _CHUNK)
-    for start in tqdm(rows, desc=f"judging drawn shots of {games.name}", unit="batch",
-                      leave=False):
+    for start in tqdm(rows, desc=f"judging drawn shots of {games.name}", unit="batch", leave=False):
         part = shots[start : start + _CHUNK]
         drawn = [read_video(games.directory / shot.clip) for shot in part]
         again = reconstruct(drawn, through)

@@ -82,16 +82,12 @@ def estimate(
     return Figure(value, float(low), float(high), n)
 
 
-def mean(
-    scored: Iterable[tuple[Hashable, float]], resamples: int, seed: int = 0
-) -> Figure:
+def mean(scored: Iterable[tuple[Hashable, float]], resamples: int, seed: int = 0) -> Figure:
     """Mean of (game, score) pairs, the interval over games."""
     return ratio([(game, score, 1.0) for game, score in scored], resamples, seed)
 
 
-def ratio(
-    items: Sequence[tuple[Hashable, float, float]], resamples: int, seed: int = 0
-) -> Figure:
+def ratio(items: Sequence[tuple[Hashable, float, float]], resamples: int, seed: int = 0) -> Figure:
     """Sum over sum of (game, above, below) triples, the interval over games."""
     sums: dict[Hashable, np.ndarray] = {}
     for game, above, below in items:

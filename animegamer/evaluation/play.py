@@ -120,7 +120,9 @@ def play_set(
     shots = games.shots()
     shape = session.config.shot
     frames = np.lib.format.open_memmap(
-        directory / "shots.npy", "w+", np.uint8,
+        directory / "shots.npy",
+        "w+",
+        np.uint8,
         (len(shots), shape.frames, shape.height, shape.width, 3),
     )
     states, seconds = _play_turns(session, games, frames)
@@ -131,8 +133,9 @@ def play_set(
     return PlayedSet(states, frames, seconds)
 
 
-def _play_turns(session: Session, games: GameSet, frames: np.ndarray
-                ) -> tuple[list[GameState | None], float]:
+def _play_turns(
+    session: Session, games: GameSet, frames: np.ndarray
+) -> tuple[list[GameState | None], float]:
     """Fills ``frames``; returns the states and the mean seconds of a drawn turn."""
     row_of = {shot.shot_id: row for row, shot in enumerate(games.shots())}
     states: list[GameState | None] = [None] * len(row_of)

@@ -93,9 +93,7 @@ def _cut(images: torch.Tensor) -> torch.Tensor:
     return columns
 
 
-def spoil(
-    frames: torch.Tensor, basis: torch.Tensor, generator: torch.Generator
-) -> torch.Tensor:
+def spoil(frames: torch.Tensor, basis: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Drawn shots made a little like generated ones.
 
     Args:
@@ -107,6 +105,7 @@ def spoil(
         The same shape. Nearly half of the batches pass a patch blur and nearly half a smoothing,
         some both; all get slight changes of colour, noise and place.
     """
+
     def chance(*size: int) -> torch.Tensor:
         return torch.rand(size, generator=generator)
 
@@ -121,8 +120,11 @@ def spoil(
         flat = (columns - centre).transpose(1, 2) @ keep @ keep.T
         images = F.fold(flat.transpose(1, 2) + centre, (height, width), PATCH, stride=PATCH)
     if kind > 0.7 or kind < 0.15:
-        images = torch.lerp(images, F.avg_pool2d(images, 3, 1, 1, count_include_pad=False),
-                            0.2 + 0.8 * float(chance(1)))
+        images = torch.lerp(
+            images,
+            F.avg_pool2d(images, 3, 1, 1, count_include_pad=False),
+            0.2 + 0.8 * float(chance(1)),
+        )
     images = images.unflatten(0, (batch, picks))
     gain = 1 + 0.12 * (chance(batch, 1, 3, 1, 1) - 0.5)
     lift = 0.06 * (chance(batch, 1, 3, 1, 1) - 0.5)

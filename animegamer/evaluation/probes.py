@@ -60,8 +60,9 @@ class Vocabulary:
                 kind = attribute.partition(":")[0]
                 names[("scarf", "landmark", "vehicle").index(kind) + 4].add(value)
         if not all(names):
-            empty = [f for f, found in zip(cls.__dataclass_fields__, names, strict=True)
-                     if not found]
+            empty = [
+                f for f, found in zip(cls.__dataclass_fields__, names, strict=True) if not found
+            ]
             raise ProbeError(f"the probes' training shots show no {', no '.join(empty)}")
         return cls(*(tuple(sorted(found)) for found in names))
 
@@ -94,11 +95,14 @@ def encode(shots: Sequence[Shot], names: Vocabulary) -> dict[str, torch.Tensor]:
         rows["vehicle"].append(_index(names.vehicles, shown.get("vehicle")))
         rows["present"].append([float(c in truth.characters) for c in names.characters])
         bare = NO_SCARF if "scarves" in shot.hidden else None
-        rows["scarf"].append([
-            _index(names.scarves, shown.get(f"scarf:{c}", bare))
-            if c in truth.characters else UNKNOWN
-            for c in names.characters
-        ])
+        rows["scarf"].append(
+            [
+                _index(names.scarves, shown.get(f"scarf:{c}", bare))
+                if c in truth.characters
+                else UNKNOWN
+                for c in names.characters
+            ]
+        )
     return {
         key: torch.tensor(row, dtype=torch.float32 if key == "present" else torch.long)
         for key, row in rows.items()
@@ -124,12 +128,14 @@ class Probe(nn.Module):
         super().__init__()
         self.names, self.width = names, width
         steps = ((3 * PICKS, 40, 2), (40, 64, 2), (64, width, 2), (width, width, 1))
-        self.features = nn.Sequential(*(
-            nn.Sequential(
-                nn.Conv2d(a, b, 3, stride, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU()
+        self.features = nn.Sequential(
+            *(
+                nn.Sequential(
+                    nn.Conv2d(a, b, 3, stride, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU()
+                )
+                for a, b, stride in steps
             )
-            for a, b, stride in steps
-        ))
+        )
         heads = names.heads()
         questions = len(names.characters) + len(heads)
         self.queries = nn.Parameter(torch.randn(questions, width) / width**0.5)
@@ -177,9 +183,7 @@ def to_input(picked: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(picked).permute(0, 1, 4, 2, 3).float() / 255
 
 
-def loss_of(
-    logits: dict[str, torch.Tensor], targets: dict[str, torch.Tensor]
-) -> torch.Tensor:
+def loss_of(logits: dict[str, torch.Tensor], targets: dict[str, torch.Tensor]) -> torch.Tensor:
     """Sum of the heads' cross-entropies; what a shot does not show counts nothing."""
     total = F.binary_cross_entropy_with_logits(logits["present"], targets["present"]) * 4
     for head, answer in logits.items():
@@ -207,8 +211,13 @@ def answers(probe: Probe, frames: Sequence[np.ndarray], batch: int = 64) -> list
     """
     probe.eval()
     names = probe.names
-    classes = {"motion": names.motions, "place": names.places, "time": names.times,
-               "landmark": names.landmarks, "vehicle": names.vehicles}
+    classes = {
+        "motion": names.motions,
+        "place": names.places,
+        "time": names.times,
+        "landmark": names.landmarks,
+        "vehicle": names.vehicles,
+    }
     found: list[dict[str, object]] = []
     for start in range(0, len(frames), batch):
         picked = np.stack([pick(np.asarray(shot)) for shot in frames[start : start + batch]])
@@ -241,14 +250,16 @@ def read_frames(
         attributes = {f"scarf:{c}": color for c, color in row["scarf"].items()}
         attributes["landmark"] = row["landmark"]
         attributes["vehicle"] = row["vehicle"]
-        readings.append(Reading(
-            characters=row["characters"],
-            motion=row["motion"],
-            place=row["place"],
-            time_of_day=row["time"],
-            level=level_of(motion_scope(np.asarray(shot)), edges),
-            attributes=attributes,
-        ))
+        readings.append(
+            Reading(
+                characters=row["characters"],
+                motion=row["motion"],
+                place=row["place"],
+                time_of_day=row["time"],
+                level=level_of(motion_scope(np.asarray(shot)), edges),
+                attributes=attributes,
+            )
+        )
     return readings
 
 
@@ -331,5 +342,3 @@ def load_probe(directory: str | Path) -> Probe:
     probe = Probe(names, about["width"])
     probe.load_state_dict(load_file(directory / "probe.safetensors"))
     return probe.eval()
-
-

@@ -20,9 +20,19 @@ matplotlib.use("Agg")
 
 _ERRORS = ("mae_s", "mae_f")
 _BARS = (
-    "character", "motion", "background", "time_of_day", "acc_f", "acc_s", "cross_film",
-    "unseen_character", "unseen_motion", "hidden_attributes", "hidden_attributes_window_1",
-    "hidden_attributes_beyond_window", "sharpness",
+    "character",
+    "motion",
+    "background",
+    "time_of_day",
+    "acc_f",
+    "acc_s",
+    "cross_film",
+    "unseen_character",
+    "unseen_motion",
+    "hidden_attributes",
+    "hidden_attributes_window_1",
+    "hidden_attributes_beyond_window",
+    "sharpness",
 )
 
 
@@ -34,14 +44,22 @@ def table(figures: dict[str, Figure]) -> str:
         interval = "-"
         if figure.low is not None and figure.high is not None:
             interval = f"{figure.low:.3f} to {figure.high:.3f}"
-        rows.append((
-            name, _number(figure.value), interval, str(figure.n), _number(figure.chance),
-            _number(figure.ceiling),
-        ))
+        rows.append(
+            (
+                name,
+                _number(figure.value),
+                interval,
+                str(figure.n),
+                _number(figure.chance),
+                _number(figure.ceiling),
+            )
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = [
-        "  ".join([row[0].ljust(widths[0])]
-                  + [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)])
+        "  ".join(
+            [row[0].ljust(widths[0])]
+            + [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)]
+        )
         for row in rows
     ]
     lines.insert(1, "-" * len(lines[0]))
@@ -108,14 +126,29 @@ def draw_report(
     for column, (title, name) in enumerate(
         (("motion", "motion"), ("motion level", "level"), ("place", "place")), 1
     ):
-        _matrix(page.add_subplot(grid[1, column]), title,
-                [(str(getattr(o.truth, name)), str(getattr(o.given, name))) for o in pairs])
+        _matrix(
+            page.add_subplot(grid[1, column]),
+            title,
+            [(str(getattr(o.truth, name)), str(getattr(o.given, name))) for o in pairs],
+        )
     worst = worst_rows(result.given, 12)
-    _shots(page.add_subplot(grid[2, :]), "worst shots (drawn | generated)", worst, drawn,
-           generated, result.given)
+    _shots(
+        page.add_subplot(grid[2, :]),
+        "worst shots (drawn | generated)",
+        worst,
+        drawn,
+        generated,
+        result.given,
+    )
     sample = spread(len(result.given), 12)
-    _shots(page.add_subplot(grid[3, :]), "unpicked shots (drawn | generated)", sample, drawn,
-           generated, result.given)
+    _shots(
+        page.add_subplot(grid[3, :]),
+        "unpicked shots (drawn | generated)",
+        sample,
+        drawn,
+        generated,
+        result.given,
+    )
     content = io.BytesIO()
     page.savefig(content, dpi=80, format="png")
     plt.close(page)
@@ -124,12 +157,17 @@ def draw_report(
 
 def worst_rows(outcomes: Sequence[Outcome], count: int) -> list[int]:
     """The rows with most wrong, the first of equals first."""
+
     def faults(outcome: Outcome) -> int:
         true, given = outcome.truth, outcome.given
         if given is None:
             return 99
-        wrong = [given.characters != true.characters, given.motion != true.motion,
-                 given.place != true.place, given.time_of_day != true.time_of_day]
+        wrong = [
+            given.characters != true.characters,
+            given.motion != true.motion,
+            given.place != true.place,
+            given.time_of_day != true.time_of_day,
+        ]
         return 2 * sum(wrong) + abs(given.level - true.level)
 
     order = sorted(range(len(outcomes)), key=lambda row: (-faults(outcomes[row]), row))
@@ -149,8 +187,11 @@ def _character_pairs(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
 
 
 def _bars(axes: Any, figures: dict[str, Figure]) -> None:
-    shown = [(name, figures[name]) for name in _BARS
-             if name in figures and figures[name].value is not None]
+    shown = [
+        (name, figures[name])
+        for name in _BARS
+        if name in figures and figures[name].value is not None
+    ]
     places = np.arange(len(shown))
     values = np.array([f.value for _, f in shown], dtype=float)
     low = np.array([f.low for _, f in shown], dtype=float)
@@ -173,8 +214,12 @@ def _bars(axes: Any, figures: dict[str, Figure]) -> None:
 def _intensity(axes: Any, levels: Sequence[dict[str, Any]]) -> None:
     numbers = [row["level"] for row in levels]
     for key, label, style in (("acc_f", "generated", "o-"), ("ceiling", "ceiling", "s--")):
-        axes.plot(numbers, [np.nan if row[key] is None else row[key] for row in levels], style,
-                  label=label)
+        axes.plot(
+            numbers,
+            [np.nan if row[key] is None else row[key] for row in levels],
+            style,
+            label=label,
+        )
     axes.set(xticks=numbers, ylim=(0, 1.05), xlabel="true motion level", title="ACC-F by level")
     axes.legend(fontsize=8)
 
@@ -186,8 +231,15 @@ def _matrix(axes: Any, title: str, pairs: Sequence[tuple[str, str]]) -> None:
     for row, line in enumerate(shares):
         for column, share in enumerate(line):
             if share >= 0.005:
-                axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7,
-                          color="white" if share > 0.5 else "black")
+                axes.text(
+                    column,
+                    row,
+                    f"{100 * share:.0f}",
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="white" if share > 0.5 else "black",
+                )
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set(title=f"{title}: truth in rows, generated, %")
@@ -223,8 +275,10 @@ def _shots(
 def caption(outcome: Outcome) -> str:
     """What was asked for, and what the judges saw where that differs."""
     true, given = outcome.truth, outcome.given
-    asked = (f"{' & '.join(sorted(true.characters))}, {true.motion}, {true.time_of_day} "
-             f"{true.place}, level {true.level}")
+    asked = (
+        f"{' & '.join(sorted(true.characters))}, {true.motion}, {true.time_of_day} "
+        f"{true.place}, level {true.level}"
+    )
     if given is None:
         return f"{asked}: MISSING"
     wrong = []

@@ -138,7 +138,5 @@ def _check(path: Path, found: dict[str, Any], own: dict[str, Any], *, all_of: bo
             )
 
 
-def _cast(
-    tensors: dict[str, torch.Tensor], dtype: torch.dtype | None
-) -> dict[str, torch.Tensor]:
+def _cast(tensors: dict[str, torch.Tensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
     return {k: v.detach().to("cpu", dtype or v.dtype).contiguous() for k, v in tensors.items()}

@@ -62,9 +62,7 @@ class GridNet(nn.Module):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def forward(
-        self, first: torch.Tensor, rest: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, first: torch.Tensor, rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, 1, H, W, k1), (B, F-1, H, W, k2) -> the same with the output widths."""
         x = torch.cat([self.inputs[0](first), self.inputs[1](rest)], 1)
         for block in self.blocks:

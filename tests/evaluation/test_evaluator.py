@@ -16,35 +16,61 @@ from tests.evaluation.worlds import SHOT, FakeSession, paint, write_games
 
 WINDOW = 3
 NAMES = {
-    "acc_s", "mae_s", "acc_f", "mae_f", "time_of_day", "background", "character", "motion",
-    "hidden_attributes", "hidden_attributes_window_1", "hidden_attributes_chance",
-    "hidden_attributes_beyond_window", "cross_film", "language_change", "unseen_character",
-    "unseen_motion", "autoencoder_psnr_db", "sharpness", "long_game_change",
+    "acc_s",
+    "mae_s",
+    "acc_f",
+    "mae_f",
+    "time_of_day",
+    "background",
+    "character",
+    "motion",
+    "hidden_attributes",
+    "hidden_attributes_window_1",
+    "hidden_attributes_chance",
+    "hidden_attributes_beyond_window",
+    "cross_film",
+    "language_change",
+    "unseen_character",
+    "unseen_motion",
+    "autoencoder_psnr_db",
+    "sharpness",
+    "long_game_change",
 }
 
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     """Games on disk, a configuration, and a judge who recognises every painted picture."""
-    sets = {kind: write_games(tmp_path / "test" / kind, 4, turns, seed)
-            for kind, turns, seed in (("standard", 6, 1), ("skill", 6, 2))}
+    sets = {
+        kind: write_games(tmp_path / "test" / kind, 4, turns, seed)
+        for kind, turns, seed in (("standard", 6, 1), ("skill", 6, 2))
+    }
     shots = [shot for group in sets.values() for shot in group]
     truth = {paint(s.labels, s.hidden).tobytes(): read_truth(s) for s in shots}
     painted = {(kind, s.clip): paint(s.labels, s.hidden) for kind in sets for s in sets[kind]}
+    monkeypatch.setattr(judge, "read_video", lambda p: painted[p.parts[-3], "/".join(p.parts[-2:])])
     monkeypatch.setattr(
-        judge, "read_video", lambda p: painted[p.parts[-3], "/".join(p.parts[-2:])])
-    monkeypatch.setattr(
-        judge, "read_frames", lambda probe, frames, edges: [truth[f.tobytes()] for f in frames])
+        judge, "read_frames", lambda probe, frames, edges: [truth[f.tobytes()] for f in frames]
+    )
     probes = tmp_path / "probes"
     probes.mkdir()
     (probes / "probe.safetensors").write_bytes(b"eyes")
     (tmp_path / "autoencoder").write_bytes(b"first stage")
     evaluate = EvaluateConfig(
-        games=str(tmp_path / "test"), probes=str(probes), output=str(tmp_path / "out"), count=4,
-        window_games=2, skill_games=4, language_games=0, long_games=0, bootstrap=50)
+        games=str(tmp_path / "test"),
+        probes=str(probes),
+        output=str(tmp_path / "out"),
+        count=4,
+        window_games=2,
+        skill_games=4,
+        language_games=0,
+        long_games=0,
+        bootstrap=50,
+    )
     config = Config(shot=SHOT, play=PlayConfig(window=WINDOW), evaluate=evaluate)
-    config = replace(config, backbones=replace(
-        config.backbones, autoencoder=str(tmp_path / "autoencoder")))
+    config = replace(
+        config, backbones=replace(config.backbones, autoencoder=str(tmp_path / "autoencoder"))
+    )
     return config, sets, World.read(tmp_path / "test" / "standard")
 
 
@@ -65,8 +91,14 @@ def run(world, session=None):
 def test_perfect_player_reaches_the_ceiling_everywhere(world):
     figures, results, _, accuracy = run(world)
     assert NAMES <= set(figures)
-    for name in NAMES - {"mae_s", "mae_f", "language_change", "long_game_change",
-                         "hidden_attributes_chance", "autoencoder_psnr_db"}:
+    for name in NAMES - {
+        "mae_s",
+        "mae_f",
+        "language_change",
+        "long_game_change",
+        "hidden_attributes_chance",
+        "autoencoder_psnr_db",
+    }:
         assert figures[name].value == pytest.approx(1), name
         assert figures[name].n > 0
     assert figures["mae_s"].value == figures["mae_f"].value == 0
@@ -148,8 +180,9 @@ def test_report_files(world, tmp_path):
     levels = benchmark.levels_table(standard, 10)
     assert "ceiling" in report.levels_text(levels)
     drawn = [paint(s.labels, s.hidden) for s in standard.games.shots()]
-    report.draw_report(tmp_path / "report.png", figures, standard, levels, drawn,
-                       frames["standard"])
+    report.draw_report(
+        tmp_path / "report.png", figures, standard, levels, drawn, frames["standard"]
+    )
     assert Image.open(tmp_path / "report.png").size[0] > 500
 
 
@@ -172,8 +205,9 @@ def test_long_set_judges_its_ends_alone(world, tmp_path):
     only = replace(config.evaluate, count=0, window_games=0, skill_games=0, long_games=1)
     ends = games.game_sets(only)["long"]
     assert [s.turn for s in ends.shots()] == [*range(1, 11), *range(91, 101)]
-    outcomes = judge.outcomes(ends, judge.Judged(
-        [read_truth(s) if s.turn < 96 else None for s in ends.shots()], [], []))
+    outcomes = judge.outcomes(
+        ends, judge.Judged([read_truth(s) if s.turn < 96 else None for s in ends.shots()], [], [])
+    )
     result = benchmark.SetResult(ends, outcomes, [], ([], []), [])
     figure = benchmark.figures({"long": result}, facts, WINDOW, 20)["long_game_change"]
     assert figure.value == pytest.approx(0.5) and figure.n == 20

@@ -12,7 +12,12 @@ from animegamer.game import CharacterState
 
 def reading(**changes):
     base = Reading(
-        frozenset({"Ada"}), "walk", "field", "day", 3, CharacterState(1, 0, -2),
+        frozenset({"Ada"}),
+        "walk",
+        "field",
+        "day",
+        3,
+        CharacterState(1, 0, -2),
         attributes={"scarf:Ada": "red", "landmark": "tower"},
     )
     return replace(base, **changes)
@@ -23,9 +28,12 @@ def outcome(given, game="g", turn=2, showings=None, truth=None, language="en"):
 
 
 SCORES = {
-    "characters": metrics.right_characters, "motion": metrics.right_motion,
-    "place": metrics.right_background, "time_of_day": metrics.right_time,
-    "level": metrics.right_level, "change": metrics.right_state,
+    "characters": metrics.right_characters,
+    "motion": metrics.right_motion,
+    "place": metrics.right_background,
+    "time_of_day": metrics.right_time,
+    "level": metrics.right_level,
+    "change": metrics.right_state,
 }
 
 
@@ -38,9 +46,16 @@ def test_perfect_shot_is_right_in_everything():
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
-    [("characters", frozenset({"Bo"})), ("characters", frozenset({"Ada", "Bo"})),
-     ("characters", frozenset()), ("motion", "sit"), ("place", "room"), ("time_of_day", "night"),
-     ("level", 5), ("change", CharacterState(0, 1, 0))],
+    [
+        ("characters", frozenset({"Bo"})),
+        ("characters", frozenset({"Ada", "Bo"})),
+        ("characters", frozenset()),
+        ("motion", "sit"),
+        ("place", "room"),
+        ("time_of_day", "night"),
+        ("level", 5),
+        ("change", CharacterState(0, 1, 0)),
+    ],
 )
 def test_one_thing_changed_is_wrong_there_and_only_there(name, wrong):
     changed = outcome(reading(**{name: wrong}))
@@ -115,8 +130,11 @@ def test_ratio_is_sum_over_sum():
 def test_hidden_attributes_count_by_distance():
     items = [
         outcome(reading(), showings={"scarf:Ada": 1, "landmark": 4}),
-        outcome(reading(attributes={"scarf:Ada": "blue", "landmark": "tower"}), "h",
-                showings={"scarf:Ada": 2, "landmark": 5}),
+        outcome(
+            reading(attributes={"scarf:Ada": "blue", "landmark": "tower"}),
+            "h",
+            showings={"scarf:Ada": 2, "landmark": 5},
+        ),
     ]
     inside = metrics.hidden_attributes(items, window=5, resamples=50)
     beyond = metrics.hidden_attributes(items, window=5, resamples=50, inside=False)

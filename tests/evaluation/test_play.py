@@ -17,8 +17,9 @@ from tests.evaluation.worlds import SHOT, FakeSession, paint, write_games
 def drawn(tmp_path_factory):
     directory = tmp_path_factory.mktemp("games")
     shots = write_games(directory, 3, 4)
-    return shots, GameSet("standard", directory, tuple(read_episodes(directory / "shots.jsonl",
-                                                                     hidden=True)))
+    return shots, GameSet(
+        "standard", directory, tuple(read_episodes(directory / "shots.jsonl", hidden=True))
+    )
 
 
 def test_every_turn_is_played_in_order_and_stored_as_it_came(drawn, tmp_path):
@@ -27,12 +28,12 @@ def test_every_turn_is_played_in_order_and_stored_as_it_came(drawn, tmp_path):
     played = play_set(session, games, tmp_path / "s", {"a": 1})
     asked = games.shots()
     assert len(asked) == len(played.states) == len(played.frames) == 12
-    assert [state.motion_scope.level for state in played.states] == [
-        s.motion_level for s in asked]
+    assert [state.motion_scope.level for state in played.states] == [s.motion_level for s in asked]
     for shot, frames in zip(asked, played.frames, strict=True):
         assert np.array_equal(frames, paint(shot.labels, shot.hidden))
     assert [path.name for path in session.opened] == [
-        f"test-standard-{g:03d}-t000.mp4" for g in range(3)]
+        f"test-standard-{g:03d}-t000.mp4" for g in range(3)
+    ]
 
 
 def test_finished_set_is_used_again_only_for_the_same_key(drawn, tmp_path):
@@ -66,8 +67,11 @@ def test_game_that_fails_ends_alone_and_its_turns_are_missing(drawn, tmp_path):
     session = FakeSession(shots)
     session.fail = {("test-standard-001", 3)}
     played = play_set(session, games, tmp_path / "s", {"a": 1})
-    missing = [(s.episode, s.turn) for s, state in zip(games.shots(), played.states, strict=True)
-               if state is None]
+    missing = [
+        (s.episode, s.turn)
+        for s, state in zip(games.shots(), played.states, strict=True)
+        if state is None
+    ]
     assert missing == [("test-standard-001", 3), ("test-standard-001", 4)]
     stored = load_set(tmp_path / "s", {"a": 1})
     assert [state is None for state in stored.states] == [s is None for s in played.states]
@@ -103,8 +107,10 @@ def test_identity_follows_what_changes_a_game(drawn):
     config = Config(shot=SHOT)
     base = identity(config, "w", games)
     assert json.loads(json.dumps(base)) == base
-    assert identity(replace(config, evaluate=replace(config.evaluate, bootstrap=5)), "w",
-                    games) == base
+    assert (
+        identity(replace(config, evaluate=replace(config.evaluate, bootstrap=5)), "w", games)
+        == base
+    )
     others = [
         identity(config, "x", games),
         identity(config, "w", replace(games, window=1)),

@@ -47,7 +47,14 @@ def test_small_world_is_learnt_in_seconds(trained):
     frames, shots = drawn(8, seed=2)
     accuracy = head_accuracy(read_frames(probe, frames, EDGES), shots)
     assert set(accuracy) == {
-        "character", "motion", "place", "time_of_day", "scarf", "landmark", "vehicle"}
+        "character",
+        "motion",
+        "place",
+        "time_of_day",
+        "scarf",
+        "landmark",
+        "vehicle",
+    }
     assert min(accuracy.values()) > 0.7 and accuracy["character"] > 0.9, accuracy
 
 

@@ -32,11 +32,19 @@ def settings(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "autoencoder").write_bytes(b"first stage")
     return [
-        f"evaluate.games={tmp_path}/test", f"evaluate.probes={tmp_path}/probes",
-        f"evaluate.output={tmp_path}/out", "evaluate.count=1", "evaluate.window_games=1",
-        "evaluate.skill_games=1", "evaluate.language_games=0", "evaluate.long_games=0",
-        "evaluate.bootstrap=20", "evaluate.probe_games=8", "evaluate.probe_steps=2",
-        "play.scripts=[]", f"backbones.autoencoder={tmp_path}/autoencoder",
+        f"evaluate.games={tmp_path}/test",
+        f"evaluate.probes={tmp_path}/probes",
+        f"evaluate.output={tmp_path}/out",
+        "evaluate.count=1",
+        "evaluate.window_games=1",
+        "evaluate.skill_games=1",
+        "evaluate.language_games=0",
+        "evaluate.long_games=0",
+        "evaluate.bootstrap=20",
+        "evaluate.probe_games=8",
+        "evaluate.probe_steps=2",
+        "play.scripts=[]",
+        f"backbones.autoencoder={tmp_path}/autoencoder",
     ]
 
 
@@ -45,8 +53,11 @@ def test_evaluate_draws_trains_plays_judges_and_reports(settings, tmp_path, monk
     opened = []
 
     def load(config):
-        shots = [s for kind in ("standard", "skill") for s in
-                 read_shots(tmp_path / "test" / kind / "shots.jsonl")]
+        shots = [
+            s
+            for kind in ("standard", "skill")
+            for s in read_shots(tmp_path / "test" / kind / "shots.jsonl")
+        ]
         clips = {s.shot_id: tmp_path / "test" / s.episode.split("-")[1] / s.clip for s in shots}
         monkeypatch.setattr(FakeSession, "picture", lambda self, s: read_video(clips[s.shot_id]))
         opened.append(FakeSession(shots, config))
@@ -72,8 +83,9 @@ def test_evaluate_draws_trains_plays_judges_and_reports(settings, tmp_path, monk
 
 def test_decoder_alone(tmp_path, monkeypatch):
     shots = worlds.write_games(tmp_path, 2, 3)
-    games = GameSet("standard", tmp_path, tuple(read_episodes(tmp_path / "shots.jsonl",
-                                                              hidden=True)))
+    games = GameSet(
+        "standard", tmp_path, tuple(read_episodes(tmp_path / "shots.jsonl", hidden=True))
+    )
     asked = {}
 
     class Drawer:
@@ -87,15 +99,18 @@ def test_decoder_alone(tmp_path, monkeypatch):
         return [s.shot_id for s in games.shots()]
 
     drawn, generated = decoder_only.redraw(
-        Drawer(), SimpleNamespace(read=encode), tmp_path, games.shots(), seed=3)
+        Drawer(), SimpleNamespace(read=encode), tmp_path, games.shots(), seed=3
+    )
     assert asked["scopes"] == [MotionScope(s.motion_level) for s in games.shots()]
     assert len(set(asked["seeds"])) == 6
     from animegamer.evaluation.truth import read_truth
 
-    monkeypatch.setattr(decoder_only, "read_frames",
-                        lambda probe, frames, edges: [read_truth(s) for s in games.shots()])
-    figures, outcomes = decoder_only.judge_redrawn(
-        None, (), games.shots(), drawn, generated, 20)
+    monkeypatch.setattr(
+        decoder_only,
+        "read_frames",
+        lambda probe, frames, edges: [read_truth(s) for s in games.shots()],
+    )
+    figures, outcomes = decoder_only.judge_redrawn(None, (), games.shots(), drawn, generated, 20)
     assert figures["motion"].value == figures["acc_f"].value == 1 and len(outcomes) == 6
     assert figures["psnr_db"].value > 30, "the clips were compressed"
     assert figures["sharpness"].value == pytest.approx(1, abs=0.02)

@@ -64,12 +64,19 @@ def test_missing_label_names_shot_and_label():
 def test_world(tmp_path):
     with pytest.raises(TruthError, match=r"world\.json"):
         World.read(tmp_path)
-    (tmp_path / "world.json").write_text(json.dumps(
-        {"level_edges": [1, 2, 3, 4], "films": {"Ada": "A", "Bo": "A", "Cy": "B"},
-         "skills": {"fly": "Ada"}}))
+    (tmp_path / "world.json").write_text(
+        json.dumps(
+            {
+                "level_edges": [1, 2, 3, 4],
+                "films": {"Ada": "A", "Bo": "A", "Cy": "B"},
+                "skills": {"fly": "Ada"},
+            }
+        )
+    )
     world = World.read(tmp_path)
-    shots = game([["Ada"], ["Ada", "Bo"], ["Ada", "Cy"], ["Bo"], ["Ada"]],
-                 ["", "walk", "walk", "fly", "fly"])
+    shots = game(
+        [["Ada"], ["Ada", "Bo"], ["Ada", "Cy"], ["Bo"], ["Ada"]], ["", "walk", "walk", "fly", "fly"]
+    )
     assert [world.across_films(shot) for shot in shots] == [False, False, True, False, False]
     assert [world.unseen_skill(shot) for shot in shots] == [False, False, False, True, False]
 

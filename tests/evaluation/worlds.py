@@ -24,9 +24,16 @@ SCARVES = ("none", "red", "blue")
 LANDMARKS = ("none", "tower")
 FRAMES, HEIGHT, WIDTH = 17, 32, 64
 SHOT = ShotConfig(FRAMES, 8, HEIGHT, WIDTH)
-_COLORS = {"Ada": (220, 40, 40), "Bo": (40, 200, 60), "Cy": (60, 80, 230), "none": (128, 128, 128),
-           "red": (250, 0, 0), "blue": (0, 0, 250), "field": (150, 230, 140),
-           "room": (240, 200, 150)}
+_COLORS = {
+    "Ada": (220, 40, 40),
+    "Bo": (40, 200, 60),
+    "Cy": (60, 80, 230),
+    "none": (128, 128, 128),
+    "red": (250, 0, 0),
+    "blue": (0, 0, 250),
+    "field": (150, 230, 140),
+    "room": (240, 200, 150),
+}
 
 
 def paint(labels: dict[str, Any], hidden: dict[str, Any]) -> np.ndarray:
@@ -68,10 +75,19 @@ def make_shot(
         tuple(labels["characters"]), labels["motion"], f"{labels['time_of_day']} {labels['place']}"
     )
     return Shot(
-        shot_id=f"{episode}-t{turn:03d}", film="A", split="test", episode=episode, turn=turn,
-        clip=f"clips/{episode}-t{turn:03d}.mp4", instruction=instruction if turn else None,
-        action="", motion_scope=1.0, motion_level=level,
-        change=CharacterState(turn % 3, 0, -1) if turn else None, labels=labels, hidden=hidden,
+        shot_id=f"{episode}-t{turn:03d}",
+        film="A",
+        split="test",
+        episode=episode,
+        turn=turn,
+        clip=f"clips/{episode}-t{turn:03d}.mp4",
+        instruction=instruction if turn else None,
+        action="",
+        motion_scope=1.0,
+        motion_level=level,
+        change=CharacterState(turn % 3, 0, -1) if turn else None,
+        labels=labels,
+        hidden=hidden,
     )
 
 
@@ -79,8 +95,11 @@ def make_game(episode: str, turns: int, seed: int = 0) -> list[Shot]:
     """An opening and some turns."""
     rng = np.random.default_rng([seed, zlib.crc32(episode.encode())])
     scarves = {name: str(rng.choice(SCARVES)) for name in CHARACTERS}
-    hidden = {"scarves": scarves, "vehicle": str(rng.choice(SCARVES)),
-              "landmark": str(rng.choice(LANDMARKS))}
+    hidden = {
+        "scarves": scarves,
+        "vehicle": str(rng.choice(SCARVES)),
+        "landmark": str(rng.choice(LANDMARKS)),
+    }
     return [make_shot(episode, turn, rng, hidden) for turn in range(turns + 1)]
 
 
@@ -90,8 +109,11 @@ def write_games(directory: Path, games: int, turns: int, seed: int = 0) -> list[
     for shot in shots:
         write_video(directory / shot.clip, paint(shot.labels, shot.hidden), 8, 5, "yuv444p")
     write_jsonl(directory / "shots.jsonl", shots)
-    facts = {"level_edges": [1.0, 4.0, 9.0, 20.0], "films": {"Ada": "A", "Bo": "A", "Cy": "B"},
-             "skills": {"fly": "Ada"}}
+    facts = {
+        "level_edges": [1.0, 4.0, 9.0, 20.0],
+        "films": {"Ada": "A", "Bo": "A", "Cy": "B"},
+        "skills": {"fly": "Ada"},
+    }
     (directory / "world.json").write_text(json.dumps(facts))
     return shots
 
@@ -110,8 +132,12 @@ class FakeSession:
     def new_game(self, opening: Any = None) -> Any:
         self.opened.append(opening)
         play = self.config.play
-        game = SimpleNamespace(history=History(play.window, play.sink), seed=0, turn=0,
-                               episode=Path(opening).stem.rsplit("-t", 1)[0])
+        game = SimpleNamespace(
+            history=History(play.window, play.sink),
+            seed=0,
+            turn=0,
+            episode=Path(opening).stem.rsplit("-t", 1)[0],
+        )
         if opening is not None:
             game.history.append(Turn(None, GameState(None, None)))
         return game

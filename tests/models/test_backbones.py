@@ -149,8 +149,12 @@ def cogvideox(tmp_path_factory):
     torch.manual_seed(0)
     directory = tmp_path_factory.mktemp("vae")
     AutoencoderKLCogVideoX(
-        block_out_channels=(8, 8, 8, 8), layers_per_block=1, latent_channels=4, norm_num_groups=2,
-        sample_height=16, sample_width=24,
+        block_out_channels=(8, 8, 8, 8),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=2,
+        sample_height=16,
+        sample_width=24,
     ).save_pretrained(directory)
     return directory
 

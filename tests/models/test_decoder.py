@@ -17,8 +17,14 @@ from tests.data.parity.parity_load import load
 
 TOKENS, WIDTH = 5, 32
 SIZES = {
-    "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4,
-    "time_embed_dim": 8, "num_layers": 2, "sample_width": 6, "sample_height": 4,
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "in_channels": 4,
+    "out_channels": 4,
+    "time_embed_dim": 8,
+    "num_layers": 2,
+    "sample_width": 6,
+    "sample_height": 4,
     "spatial_interpolation_scale": 1.0,
 }
 LATENTS = (5, 4, 4, 6)
@@ -59,8 +65,12 @@ def test_shape_and_dependence():
     z, t, s_a, f_ms = inputs()
     v = decoder.predict_v(z, t, s_a, f_ms)
     assert v.shape == (2, *LATENTS)
-    for changed in ((z + 1, t, s_a, f_ms), (z, t + 50, s_a, f_ms), (z, t, s_a.flip(0), f_ms),
-                    (z, t, s_a, f_ms + 5)):
+    for changed in (
+        (z + 1, t, s_a, f_ms),
+        (z, t + 50, s_a, f_ms),
+        (z, t, s_a.flip(0), f_ms),
+        (z, t, s_a, f_ms + 5),
+    ):
         assert not torch.allclose(decoder.predict_v(*changed), v, atol=1e-4)
 
 
@@ -73,12 +83,14 @@ def test_one_latent_frame_is_enough():
 def test_gradient_checkpointing_changes_nothing():
     decoder = with_scope(make())
     arguments = inputs()
-    plain = torch.autograd.grad(decoder.predict_v(*arguments).square().mean(),
-                                decoder.proj_out.weight)
+    plain = torch.autograd.grad(
+        decoder.predict_v(*arguments).square().mean(), decoder.proj_out.weight
+    )
     decoder.enable_gradient_checkpointing()
     decoder.train()
-    saving = torch.autograd.grad(decoder.predict_v(*arguments).square().mean(),
-                                 decoder.proj_out.weight)
+    saving = torch.autograd.grad(
+        decoder.predict_v(*arguments).square().mean(), decoder.proj_out.weight
+    )
     torch.testing.assert_close(plain, saving)
 
 
@@ -317,8 +329,13 @@ def release():
 @pytest.fixture(scope="module")
 def like_release(release):
     decoder = AnimationDecoder(
-        num_attention_heads=4, attention_head_dim=32, time_embed_dim=64, num_layers=2,
-        sample_width=12, sample_height=8, motion_scope_hidden=64,
+        num_attention_heads=4,
+        attention_head_dim=32,
+        time_embed_dim=64,
+        num_layers=2,
+        sample_width=12,
+        sample_height=8,
+        motion_scope_hidden=64,
     )
     decoder.load_state_dict(from_release(release[0]), strict=True)
     return decoder.eval()
@@ -355,8 +372,11 @@ def encode_like_release(tensors, f_v, f_md):
     prefix = "sd.model.diffusion_model.mixins.patch_embed."
     parts = []
     for x, projection, norm in ((f_md, "text_proj", "txt"), (f_v, "ip_proj", "ip")):
-        weights = {k.removeprefix(f"{prefix}{projection}."): v for k, v in tensors.items()
-                   if k.startswith(f"{prefix}{projection}.")}
+        weights = {
+            k.removeprefix(f"{prefix}{projection}."): v
+            for k, v in tensors.items()
+            if k.startswith(f"{prefix}{projection}.")
+        }
         h = torch.nn.functional.gelu(x @ weights["0.weight"].T + weights["0.bias"])
         h = h @ weights["2.weight"].T + weights["2.bias"]
         scale, shift = (tensors[f"{prefix}{norm}_mix_layer_norm.{k}"] for k in ("weight", "bias"))

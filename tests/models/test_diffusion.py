@@ -39,8 +39,12 @@ def test_levels_fall_from_nearly_one_to_zero():
 
 def test_levels_equal_the_scheduler_of_the_library():
     scheduler = CogVideoXDPMScheduler(
-        beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear",
-        rescale_betas_zero_snr=True, snr_shift_scale=3.0, prediction_type="v_prediction",
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        rescale_betas_zero_snr=True,
+        snr_shift_scale=3.0,
+        prediction_type="v_prediction",
     )
     levels = diffusion.signal_levels(CONFIG).double()
     torch.testing.assert_close(levels, scheduler.alphas_cumprod.double().sqrt(), atol=1e-6, rtol=0)

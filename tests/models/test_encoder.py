@@ -169,8 +169,11 @@ def like_release(release):
     weights = {
         f"{branch}.{part}{kind}": tensors[f"{prefix}{theirs}{kind}"]
         for branch, (projection, norm) in names.items()
-        for part, theirs in (("proj.0", f"{projection}.0"), ("proj.2", f"{projection}.2"),
-                             ("norm", norm))
+        for part, theirs in (
+            ("proj.0", f"{projection}.0"),
+            ("proj.2", f"{projection}.2"),
+            ("norm", norm),
+        )
         for kind in (".weight", ".bias")
     }
     encoder.load_state_dict(weights, strict=True)

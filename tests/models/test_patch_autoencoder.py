@@ -13,8 +13,14 @@ from animegamer.models.patch_autoencoder import GridNet, PatchAutoencoder
 def make(trained=False, **sizes):
     torch.manual_seed(0)
     settings = {
-        "latent_channels": 6, "encoder_width": 8, "encoder_blocks": 1, "decoder_width": 8,
-        "decoder_blocks": 1, "pixel_widths": (4, 6), "pixel_blocks": (1, 1), **sizes,
+        "latent_channels": 6,
+        "encoder_width": 8,
+        "encoder_blocks": 1,
+        "decoder_width": 8,
+        "decoder_blocks": 1,
+        "pixel_widths": (4, 6),
+        "pixel_blocks": (1, 1),
+        **sizes,
     }
     model = PatchAutoencoder(**settings)
     if trained:
