@@ -288,8 +288,6 @@ def test_the_demo_files_can_be_read():
 
 def test_the_shipped_configuration_plays_the_demo():
     path = ROOT / "configs" / "tiny" / "play.yaml"
-    if not (path.parent / "model.yaml").is_file():
-        pytest.skip("no configs/tiny/model.yaml yet")
     config = configuration.load(path)
     assert config.play.checkpoint == "checkpoints/tiny"
     assert config.play.scripts == ("game_demo/demo.txt",)
