@@ -36,14 +36,14 @@ def drawn(games, seed):
 @pytest.fixture(scope="module")
 def trained():
     frames, shots = drawn(40, seed=1)
-    settings = ProbeSettings(steps=130, batch_size=32, lr=8e-3, width=32)
+    settings = ProbeSettings(steps=220, batch_size=32, lr=8e-3, width=32)
     probe, about = train_probe(np.stack([pick(f) for f in frames]), shots, settings)
     return probe, about
 
 
 def test_small_world_is_learnt_in_seconds(trained):
     probe, about = trained
-    assert about["shots"] == 400 and about["steps"] == 130
+    assert about["shots"] == 400 and about["steps"] == 220
     frames, shots = drawn(8, seed=2)
     accuracy = head_accuracy(read_frames(probe, frames, EDGES), shots)
     assert set(accuracy) == {
