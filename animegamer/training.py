@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,26 +185,11 @@ def fit(
         if log is not None:
             _check_finite(named, step)
 
-            def write(directory: Path) -> None:
-                save_file(
-                    {k: p.detach().contiguous() for k, p in named.items()},
-                    directory / "trained.safetensors",
-                )
-                if average.shadow:
-                    save_file(average.shadow, directory / "average.safetensors")
-                save_file(
-                    _optimizer_tensors(optimizer.optimizer, named),
-                    directory / "optimizer.safetensors",
-                )
-                if export is not None:
-                    average.swap()
-                    export(directory / "export")
-                    average.swap()
-
             state: dict[str, Any] = {"parents": parents or {}, "finished": step >= train.steps}
             state["log"] = log.pending()
             if accelerator.scaler is not None:
                 state["scaler"] = accelerator.scaler.state_dict()
+            write = partial(_write, named, average, optimizer.optimizer, export)
             run.save(step, state, write, train.keep)
         accelerator.wait_for_everyone()
 
@@ -282,6 +268,25 @@ def _optimizer(
                     {"params": chosen, "peak_lr": peak, "lr": peak, "weight_decay": weight_decay}
                 )
     return torch.optim.AdamW(parts, betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+
+def _write(
+    named: dict[str, nn.Parameter],
+    average: Average,
+    optimizer: torch.optim.Optimizer,
+    export: Callable[[Path], None] | None,
+    directory: Path,
+) -> None:
+    """What a checkpoint holds beside its ``state.json``."""
+    weights = {k: p.detach().contiguous() for k, p in named.items()}
+    save_file(weights, directory / "trained.safetensors")
+    if average.shadow:
+        save_file(average.shadow, directory / "average.safetensors")
+    save_file(_optimizer_tensors(optimizer, named), directory / "optimizer.safetensors")
+    if export is not None:
+        average.swap()
+        export(directory / "export")
+        average.swap()
 
 
 def _optimizer_tensors(
