@@ -201,6 +201,8 @@ class TrainConfig:
         batch_size: samples a step and process.
         lr: peak learning rate.
         lr_groups: other peak rates by trainable entry.
+        matrix_lr: peak rate of the weight matrices of linear layers, which Muon then trains in
+            AdamW's place; 0 leaves them to AdamW, as in the paper. ``lr_groups`` scale it alike.
         warmup_steps: linear rise.
         schedule: after the rise.
         min_lr_share: where the cosine ends, as a share of ``lr``.
@@ -230,6 +232,7 @@ class TrainConfig:
     batch_size: int = 1
     lr: float = 2e-4
     lr_groups: dict[str, float] = field(default_factory=dict)
+    matrix_lr: float = 0.0
     warmup_steps: int = 100
     schedule: Literal["constant", "cosine"] = "constant"
     min_lr_share: float = 0.05
@@ -416,7 +419,7 @@ class VideoBaseSizes:
 
     heads: int = 3
     head_width: int = 64
-    layers: int = 5
+    layers: int = 4
     time_embed: int = 48
     text_tokens: int = 24
 
@@ -537,6 +540,10 @@ def check(config: Config) -> None:
     for key in ("text_dropout", "image_dropout", "first_frame_share", "min_lr_share"):
         if not 0 <= getattr(train, key) <= 1:
             raise ConfigError(f"train.{key} is {getattr(train, key)}, expected 0 to 1")
+    if train.matrix_lr and not (train.lr > 0 and train.matrix_lr > 0):
+        raise ConfigError(
+            f"train.matrix_lr is {train.matrix_lr} and train.lr {train.lr}, expected both above 0"
+        )
     if not 0 <= train.ema_decay < 1:
         raise ConfigError(f"train.ema_decay is {train.ema_decay}, expected 0 <= decay < 1")
     if play.window < 1 or play.sink not in (0, 1):

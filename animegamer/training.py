@@ -22,6 +22,7 @@ from torch import nn
 
 from animegamer.checkpoint import CheckpointError, RunDirectory
 from animegamer.config import Config, TrainConfig
+from animegamer.optimizer import build_optimizer
 from animegamer.training_log import Log
 
 Batch = Callable[[int, int], Any]
@@ -169,7 +170,7 @@ def fit(
     groups = select_trainable(model, train.trainable)
     model.to(accelerator.device)  # before the averages are copied from it
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    optimizer = _optimizer(train, named, groups)
+    optimizer = build_optimizer(train, model, groups)
     average = Average(named, train.ema_decay)
     state = _resume(run, named, optimizer, average, parents or {})
     start = int(state.get("step", 0))
@@ -249,25 +250,6 @@ def _validate(
             log.validation(step, validate(step, run.path))
         average.swap()
     accelerator.wait_for_everyone()
-
-
-def _optimizer(
-    train: TrainConfig, named: dict[str, nn.Parameter], groups: dict[str, list[str]]
-) -> torch.optim.Optimizer:
-    unknown = set(train.lr_groups) - set(groups)
-    if unknown:
-        raise ValueError(f"train.lr_groups: {sorted(unknown)[0]!r} is not in train.trainable")
-    parts: list[dict[str, Any]] = []
-    for pattern, names in groups.items():
-        peak = train.lr_groups.get(pattern, train.lr)
-        for decay in (True, False):
-            chosen = [named[n] for n in names if (named[n].ndim > 1) == decay]
-            if chosen:
-                weight_decay = train.weight_decay if decay else 0.0
-                parts.append(
-                    {"params": chosen, "peak_lr": peak, "lr": peak, "weight_decay": weight_decay}
-                )
-    return torch.optim.AdamW(parts, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
 
 def _write(

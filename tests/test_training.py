@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -192,18 +191,6 @@ def test_an_entry_that_matches_nothing_is_an_error(entry):
 def test_nothing_to_train_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="train.trainable is empty"):
         fit(toy_config(tmp_path, trainable=()), Toy(), batch)
-
-
-def test_groups_have_their_own_rate_and_matrices_alone_decay(tmp_path):
-    model = Toy()
-    groups = select_trainable(model, ("encoder", "decoder"))
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    settings = TrainConfig(lr=1.0, lr_groups={"decoder": 0.5}, weight_decay=0.1)
-    found = training._optimizer(settings, named, groups).param_groups
-    rates = [(g["peak_lr"], g["weight_decay"], {p.ndim for p in g["params"]}) for g in found]
-    assert rates == [(1.0, 0.1, {2}), (1.0, 0.0, {1}), (0.5, 0.1, {2}), (0.5, 0.0, {1})]
-    with pytest.raises(ValueError, match="'frozen' is not in train.trainable"):
-        training._optimizer(replace(settings, lr_groups={"frozen": 1.0}), named, groups)
 
 
 def test_the_table_says_what_trains(tmp_path):
