@@ -62,9 +62,15 @@ def _cause(path: Path) -> str:
         with av.open(str(path)) as container:
             if len(container.streams) and not container.streams.video:
                 return "holds no video stream"
+            for _ in container.decode(video=0):
+                pass
+            size = container.streams.video[0]
+            return (
+                f"is whole, but decord does not read its size of {size.width} x {size.height} "
+                "pixels; make it larger"
+            )
     except Exception:
-        return "is no video or is damaged (cannot be opened); it may have been cut short"
-    return "is damaged (frames cannot be decoded); it may have been cut short"
+        return "is no video or is damaged (cannot be decoded); it may have been cut short"
 
 
 def write_video(

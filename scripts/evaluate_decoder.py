@@ -25,7 +25,7 @@ def load(config: Config) -> tuple[ShotDrawer, ShotReader]:
     """Decoder and encoder of a checkpoint or a run."""
     from safetensors.torch import load_file
 
-    from animegamer.checkpoint import exported
+    from animegamer.checkpoint import exported, load_model
     from animegamer.drawing import ShotDrawer, ShotReader
     from animegamer.models.backbones import (
         load_autoencoder,
@@ -36,7 +36,7 @@ def load(config: Config) -> tuple[ShotDrawer, ShotReader]:
     from animegamer.models.encoder import ActionAwareEncoder
 
     parts, device = exported(config.play.checkpoint), config.play.device
-    encoder = ActionAwareEncoder.from_pretrained(parts / "encoder").eval().to(device)
+    encoder = load_model(ActionAwareEncoder, parts / "encoder").eval().to(device)
     decoder = load_decoder(parts / "decoder").eval().to(device)
     stored = parts / "decoder" / "null.safetensors"
     null = load_file(stored)["s_a_null"] if stored.is_file() else encoder.null()

@@ -144,7 +144,7 @@ def train_autoencoder(config: Config, clips: np.ndarray, decoder_alone: bool) ->
     """The video autoencoder, or more of its decoder with the latents left as they are."""
     import torch
 
-    from animegamer.checkpoint import replace_directory
+    from animegamer.checkpoint import load_model, replace_directory
     from animegamer.models.patch_autoencoder import PatchAutoencoder
     from animegamer.pretraining import autoencoder
 
@@ -154,7 +154,7 @@ def train_autoencoder(config: Config, clips: np.ndarray, decoder_alone: bool) ->
     if decoder_alone:
         run = schedule(config, "autoencoder_decoder", sizes.decoder_train)
         trainable = ("model.decoder", "model.pixel_net")
-        model = PatchAutoencoder.from_pretrained(config.backbones.autoencoder).float()
+        model = load_model(PatchAutoencoder, config.backbones.autoencoder).float()
     else:
         run = schedule(config, "autoencoder", sizes.train)
         model = autoencoder.build(sizes, clips)

@@ -54,6 +54,13 @@ def test_failed_write_leaves_the_old_file(tmp_path, frames) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.mp4"]
 
 
+def test_a_whole_file_of_a_size_that_decord_does_not_read_is_not_called_damaged(tmp_path) -> None:
+    narrow = np.zeros((5, 64, 24, 3), dtype=np.uint8)
+    write_video(tmp_path / "narrow.mp4", narrow)
+    with pytest.raises(VideoError, match=r"narrow\.mp4: is whole.*24 x 64 pixels; make it larger"):
+        read_video(tmp_path / "narrow.mp4")
+
+
 def test_missing_empty_and_damaged_files_are_named(tmp_path, frames) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.mp4"):
         read_video(tmp_path / "nothing.mp4")
