@@ -409,7 +409,7 @@ class LanguageBaseSizes:
     layers: int = 4
     heads: int = 4
     key_value_heads: int = 1
-    feed_forward: int = 384
+    feed_forward: int = 320
     train: PretrainSchedule = field(default_factory=PretrainSchedule)
 
 
