@@ -305,9 +305,13 @@ def head_accuracy(readings: Sequence[Reading], shots: Sequence[Shot]) -> dict[st
 
 
 def save_probe(directory: str | Path, probe: Probe, about: dict[str, object]) -> None:
-    """Writes ``probe.json`` (readable, rebuilds the model) and ``probe.safetensors``."""
+    """Writes ``probe.json`` (readable, rebuilds the model) and ``probe.safetensors`` (float16)."""
     directory = Path(directory)
-    write_bytes(directory / "probe.safetensors", save(probe.state_dict()))
+    weights = {
+        name: value.half() if value.is_floating_point() else value
+        for name, value in probe.state_dict().items()
+    }
+    write_bytes(directory / "probe.safetensors", save(weights))
     description = {"names": asdict(probe.names), "width": probe.width, "picks": PICKS, **about}
     text = json.dumps(description, indent=2, ensure_ascii=False)
     write_text(directory / "probe.json", text + "\n")
