@@ -36,13 +36,13 @@ import sys
 from animegamer.config import load
 
 minutes, cores, bf16 = (int(argument) for argument in sys.argv[1:])
-GAMES, VALIDATION_GAMES, SHOTS_A_GAME = 1500, 80, 5.5
+GAMES, VALIDATION_GAMES, SHOTS_A_GAME = 6000, 80, 5.5
 # A step of whole shots; of first frames; seconds.
-STEP = {"video_base": (0.61, 0.6), "stage1_warmup": (0.6, 0.48), "stage1_joint": (0.61, 0.6),
-        "stage1_decoder": (0.61, 0.6), "stage2": (0.37, 0.37), "stage3": (0.61, 0.6)}
+STEP = {"video_base": (0.57, 0.52), "stage1_warmup": (0.5, 0.5), "stage1_joint": (0.61, 0.56),
+        "stage1_decoder": (0.61, 0.56), "stage2": (0.62, 0.62), "stage3": (0.61, 0.56)}
 BACKBONE = {"text_encoder.train": 0.07, "language_base.train": 0.13, "image_encoder.train": 0.26,
             "autoencoder.train": 0.2, "autoencoder.decoder_train": 0.18}
-DRAW, FEATURES, PREDICT, PLAY = 0.25, 0.025, 0.02, 0.5  # a game; a shot; a shot; a judged shot
+DRAW, FEATURES, PREDICT, PLAY = 0.22, 0.02, 0.02, 0.5  # a game; a shot; a shot; a judged shot
 PROBES, START = 1000, 15  # held-out games and probes; loading, for each of some 14 steps
 WITHOUT_BF16 = 1.5  # float32 took 1.3 times as long on that core
 TWO_THREADS = 1.6  # assumed: how much faster two threads are than one, with room in the estimate
