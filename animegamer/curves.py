@@ -48,6 +48,8 @@ def draw_curves(runs: Sequence[str | Path], path: str | Path) -> None:
         path: the PNG.
     """
     import matplotlib
+    import numpy as np
+    from PIL import Image
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -58,7 +60,7 @@ def draw_curves(runs: Sequence[str | Path], path: str | Path) -> None:
         rows.append((Path(run).name, [(n, curves[n]) for n in SHOWN if n in curves]))
     columns = max(len(shown) for _, shown in rows)
     figure, axes = pyplot.subplots(
-        len(rows), columns, figsize=(3.2 * columns, 2.2 * len(rows)), squeeze=False
+        len(rows), columns, figsize=(3.2 * columns, 2.2 * len(rows)), dpi=90, squeeze=False
     )
     for row, (name, shown) in zip(axes, rows, strict=True):
         for axis in row[len(shown) :]:
@@ -69,5 +71,7 @@ def draw_curves(runs: Sequence[str | Path], path: str | Path) -> None:
             axis.tick_params(labelsize=7)
             axis.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path, dpi=90)
+    figure.canvas.draw()
+    picture = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])
+    picture.quantize(64, dither=Image.Dither.NONE).save(path)  # a third of the size
     pyplot.close(figure)
