@@ -44,7 +44,7 @@ _ADALN = f"{_ENGINE}mixins.adaln_layer."
 _EMBED = f"{_ENGINE}mixins.patch_embed."
 _BLOCK = "decoder/transformer_blocks.{n}."
 _LORA = f"adapter/{PEFT_PREFIX}transformer_blocks.{{n}}.attn1."
-_POSITIONS = f"{_ENGINE}mixins.pos_embed.pos_embedding"
+POSITIONS = f"{_ENGINE}mixins.pos_embed.pos_embedding"
 _UNUSED = f"{_EMBED}output_mix_layer_norm."
 _THIRDS = ((0,), (1,), (2,))
 # Theirs holds shift, scale, gate of attention and of MLP for the video, then for the text; ours has
@@ -76,7 +76,7 @@ ROWS = (
     Row(f"{_ENGINE}mixins.final_layer.norm_final.{{p}}", ("decoder/norm_out.norm.{p}",)),
     Row(f"{_ENGINE}mixins.final_layer.linear.{{p}}", ("decoder/proj_out.{p}",)),
     Row(f"{_ENGINE}mixins.final_layer.adaLN_modulation.1.{{p}}", ("decoder/norm_out.linear.{p}",)),
-    Row(_POSITIONS, reason="computed from the sizes"),
+    Row(POSITIONS, reason="computed from the sizes"),
     Row(f"{_UNUSED}{{p}}", reason="not used by the authors' network either"),
     Row("first_stage_model.{rest}", reason="frozen autoencoder, see backbones.autoencoder"),
     Row("clip_img_encoder.{rest}", reason="frozen CLIP tower, see backbones.image_encoder"),
@@ -121,7 +121,7 @@ def plan(source: TorchFile) -> tuple[Converted, dict[str, Any], int]:
     """
     kept = any(".matrix_A." in key for key in source.tensors)
     found = convert(source, WITH_LORA if kept else MERGED)
-    for key in (_POSITIONS, f"{_UNUSED}weight", f"{_UNUSED}bias"):
+    for key in (POSITIONS, f"{_UNUSED}weight", f"{_UNUSED}bias"):
         if key not in found.extras:
             raise CheckpointError(
                 f"{source.path}: key {key} is missing: not a whole {found.table.what}"
@@ -154,8 +154,8 @@ def _sizes(found: Converted) -> dict[str, Any]:
             f"{found.source.path}: width {width} is no multiple of the head width {head} (key "
             f"{_ADALN}query_layernorm_list.0.weight)"
         )
-    where = f"{found.source.path}: key {_POSITIONS}"
-    tokens, frames, rows, columns, scale = read_positions(found.extras[_POSITIONS], where)
+    where = f"{found.source.path}: key {POSITIONS}"
+    tokens, frames, rows, columns, scale = read_positions(found.extras[POSITIONS], where)
     return {
         "num_attention_heads": width // head,
         "attention_head_dim": head,
@@ -242,17 +242,10 @@ def write(
 
 
 def _encoder(found: Converted, sizes: dict[str, Any], config: Config) -> ActionAwareEncoder:
-    text, visual = config.backbones.text_tokens, config.backbones.visual_tokens
-    if text + visual != sizes["max_text_seq_length"]:
-        raise CheckpointError(
-            f"{found.source.path}: s_a has {sizes['max_text_seq_length']} tokens (key "
-            f"{_POSITIONS}), but backbones.text_tokens is {text} and backbones.visual_tokens "
-            f"{visual} in the configuration: expected them to add up to it"
-        )
     tensors = {name: tensor.make().float() for name, tensor in found["encoder"].items()}
     encoder = ActionAwareEncoder(
-        text_tokens=text,
-        visual_tokens=visual,
+        text_tokens=config.backbones.text_tokens,
+        visual_tokens=config.backbones.visual_tokens,
         text_width=tensors["text.proj.0.weight"].shape[1],
         image_width=tensors["visual.proj.0.weight"].shape[1],
         width=sizes["num_attention_heads"] * sizes["attention_head_dim"],

@@ -19,7 +19,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from animegamer.atomic import write_text
 from animegamer.checkpoint import CheckpointError
-from animegamer.config import Config, LoraConfig, MllmConfig
+from animegamer.config import LoraConfig, MllmConfig
 from animegamer.convert.table import Converted, KeyTable, Row, convert
 from animegamer.convert.tensors import (
     SHARD_BYTES,
@@ -206,11 +206,37 @@ def _adapter_shapes(shapes: dict[str, tuple[int, ...]], rank: int) -> dict[str, 
     return result
 
 
+def game_tokenizer(found: Converted, language_base: str | Path, tokens: int) -> Any:
+    """The tokenizer of the Mistral, with the game's own tokens.
+
+    Args:
+        found: from ``plan``.
+        language_base: directory of the Mistral.
+        tokens: N; there are as many slots as the next power of two holds (release: 256 for 226).
+
+    Raises:
+        CheckpointError: if it has another size than the file's embeddings.
+        FileNotFoundError: if there is none.
+    """
+    tokenizer = load_tokenizer(language_base)
+    add_special_tokens(tokenizer, 1 << (tokens - 1).bit_length())
+    vocabulary = found["adapter"][PEFT_PREFIX + EMBEDDINGS[0]].shape[0]
+    if len(tokenizer) != vocabulary:
+        raise CheckpointError(
+            f"{found.source.path}: key {_THEIRS}{EMBEDDINGS[0]} has {vocabulary} rows, but the "
+            f"tokenizer in {language_base} has {len(tokenizer)} tokens with the game's own for "
+            f"{tokens} tokens of s_a: set backbones.language_base, text_tokens and visual_tokens "
+            "to those that this MLLM was trained with"
+        )
+    return tokenizer
+
+
 def write(
     found: Converted,
     sizes: Sizes,
+    tokenizer: Any,
     lora: LoraConfig,
-    config: Config,
+    tokens: int,
     checkpoint: Path,
     *,
     merge: bool,
@@ -220,14 +246,13 @@ def write(
     Args:
         found: from ``plan``.
         sizes: from ``plan``.
+        tokenizer: from ``game_tokenizer``.
         lora: rank and alpha.
-        config: ``backbones`` names the tokenizer's directory and gives N.
+        tokens: N.
         checkpoint: directory of the whole checkpoint.
         merge: fold the LoRA into the Mistral, which then lies in ``mllm/language_model``.
     """
     directory = checkpoint / "mllm"
-    tokens = config.backbones.text_tokens + config.backbones.visual_tokens
-    tokenizer = _tokenizer(found, config, tokens, sizes.mistral.vocab_size)
     inner = None if sizes.inner == sizes.mistral.hidden_size else sizes.inner
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -253,19 +278,6 @@ def write(
     write_safetensors(directory, "projections", found["projections"])
     tokenizer.save_pretrained(str(directory / "tokenizer"))
     write_text(directory / "mllm.json", json.dumps(about, indent=2) + "\n")
-
-
-def _tokenizer(found: Converted, config: Config, tokens: int, vocabulary: int) -> Any:
-    directory = config.backbones.language_base
-    tokenizer = load_tokenizer(directory)
-    add_special_tokens(tokenizer, 1 << (tokens - 1).bit_length())
-    if len(tokenizer) != vocabulary:
-        raise CheckpointError(
-            f"{found.source.path}: key {_THEIRS}{EMBEDDINGS[0]} has {vocabulary} rows, but the "
-            f"tokenizer in {directory} has {len(tokenizer)} tokens with the game's own: set "
-            "backbones.language_base to the Mistral that this MLLM was trained on"
-        )
-    return tokenizer
 
 
 def write_mistral(directory: Path, mistral: MistralConfig, weights: dict[str, LazyTensor]) -> None:

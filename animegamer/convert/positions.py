@@ -36,7 +36,7 @@ def read_positions(positions: LazyTensor, where: str) -> tuple[int, int, int, in
     used = table.abs().sum(1) > 0
     tokens = int(used.int().argmax())
     table = table[tokens:]
-    time, column = table[:, : width // 4], table[:, width // 4 : width // 4 + 3 * width // 8]
+    time, column, row = table.split((width // 4, 3 * width // 8, width - 5 * width // 8), 1)
 
     def period(values: torch.Tensor, *, repeats: bool) -> int:
         same = (values[1:] == values[:1]).all(1)
@@ -45,11 +45,12 @@ def read_positions(positions: LazyTensor, where: str) -> tuple[int, int, int, in
 
     area = period(time, repeats=False)
     columns = period(column[:area], repeats=True)
-    half = column.shape[1] // 2  # sines, then cosines, the first of frequency 1
-    phase = np.unwrap(torch.atan2(column[:columns, 0], column[:columns, half]).numpy())
+    axis = max(column[:columns], row[:area:columns], key=len)
+    half = axis.shape[1] // 2  # sines, then cosines, the first of frequency 1
+    phase = np.unwrap(torch.atan2(axis[:, 0], axis[:, half]).numpy())
     scale = 1.0
-    if columns > 1 and phase[-1] > 0:
-        scale = float(Fraction((columns - 1) / float(phase[-1])).limit_denominator(32))
+    if len(axis) > 1 and phase[-1] > 0:
+        scale = float(Fraction((len(axis) - 1) / float(phase[-1])).limit_denominator(32))
     frames, rows = len(table) // area, area // columns
     if width % 16 == 0 and frames * rows * columns == len(table):
         expected = get_3d_sincos_pos_embed(width, (columns, rows), frames, scale).flatten(0, 1)

@@ -57,7 +57,9 @@ class _Plan:
     """What is going to be written; parts that are not converted are None."""
 
     found: dict[str, Converted]
+    tokens: int
     mllm: mllm.Sizes | None = None
+    tokenizer: Any = None
     mllm_lora: LoraConfig | None = None
     decoder: dict[str, Any] | None = None
     decoder_lora: LoraConfig | None = None
@@ -91,7 +93,13 @@ def from_release(
     def write(temporary: Path) -> None:
         if plan.mllm is not None and plan.mllm_lora is not None:
             mllm.write(
-                plan.found["mllm"], plan.mllm, plan.mllm_lora, config, temporary, merge=merge
+                plan.found["mllm"],
+                plan.mllm,
+                plan.tokenizer,
+                plan.mllm_lora,
+                plan.tokens,
+                temporary,
+                merge=merge,
             )
         if plan.decoder is not None and plan.decoder_lora is not None:
             found = plan.found["decoder"]
@@ -116,13 +124,22 @@ def _plan(files: ReleaseFiles, config: Config) -> _Plan:
     }
     if not sources:
         raise CheckpointError("no file of the release is named: expected at least one")
-    plan = _Plan({})
+    backbones = config.backbones
+    plan = _Plan({}, backbones.text_tokens + backbones.visual_tokens)
     if "mllm" in sources:
-        found, plan.mllm = mllm.plan(sources["mllm"], config.backbones.language_base)
+        found, plan.mllm = mllm.plan(sources["mllm"], backbones.language_base)
+        plan.tokenizer = mllm.game_tokenizer(found, backbones.language_base, plan.tokens)
         plan.found["mllm"] = found
         plan.mllm_lora = _lora(found, "mllm", config.mllm.lora, plan.mllm.rank)
     if "decoder" in sources:
         found, plan.decoder, rank = decoder.plan(sources["decoder"])
+        if plan.decoder["max_text_seq_length"] != plan.tokens:
+            raise CheckpointError(
+                f"{found.source.path}: s_a has {plan.decoder['max_text_seq_length']} tokens (key "
+                f"{decoder.POSITIONS}), but backbones.text_tokens is {backbones.text_tokens} and "
+                f"backbones.visual_tokens {backbones.visual_tokens} in the configuration: expected "
+                "them to add up to it"
+            )
         plan.found["decoder"] = found
         plan.decoder_lora = _lora(found, "decoder", config.decoder.lora, rank)
     if "autoencoder" in sources:
