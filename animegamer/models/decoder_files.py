@@ -22,26 +22,30 @@ from animegamer.config import LoraConfig
 from animegamer.models.decoder import AnimationDecoder
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
-_PREFIX = "base_model.model."  # what a PeftModel puts before the names of the model it wraps
+PEFT_PREFIX = "base_model.model."  # what a PeftModel puts before the names of the model it wraps
+
+
+def lora_settings(lora: LoraConfig) -> Any:
+    """PEFT's settings of the adapter on q, k, v and output (paper C.1; release: alpha 1)."""
+    from peft import LoraConfig as PeftLora
+
+    return PeftLora(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=TARGETS,
+    )
 
 
 def add_lora(decoder: AnimationDecoder, lora: LoraConfig, base: str | Path) -> None:
-    """Puts a PEFT adapter on q, k, v and output of every attention (paper C.1; release: alpha 1).
+    """Puts a PEFT adapter on every attention (see ``lora_settings``).
 
     Args:
         decoder: changed in place.
         lora: rank, alpha, dropout.
         base: the directory that the decoder's weights come from; saved files refer to it.
     """
-    from peft import LoraConfig as PeftLora
-
-    adapter = PeftLora(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=lora.dropout,
-        target_modules=TARGETS,
-    )
-    decoder.add_adapter(adapter)
+    decoder.add_adapter(lora_settings(lora))
     decoder.lora_base = Path(base)
 
 
@@ -66,7 +70,7 @@ def save_decoder(
 
     (directory / "adapter").mkdir(parents=True, exist_ok=True)
     decoder.save_config(directory)
-    adapter = {_PREFIX + k: v for k, v in get_peft_model_state_dict(decoder).items()}
+    adapter = {PEFT_PREFIX + k: v for k, v in get_peft_model_state_dict(decoder).items()}
     save_file(
         _cast(adapter, dtype), directory / "adapter/adapter_model.safetensors", {"format": "pt"}
     )
@@ -116,7 +120,7 @@ def load_decoder(
         sizes["sample_frames"],
     )
     add_lora(decoder, LoraConfig(settings.r, settings.lora_alpha, settings.lora_dropout), found)
-    adapter = {name.removeprefix(_PREFIX): tensor for name, tensor in adapter.items()}
+    adapter = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in adapter.items()}
     own = dict(decoder.named_parameters())
     _check(directory / "adapter", adapter, get_peft_model_state_dict(decoder), all_of=True)
     _check(directory / "trained.safetensors", whole, own, all_of=False)

@@ -86,6 +86,20 @@ def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
 
 
+def lora_settings(lora: LoraConfig) -> Any:
+    """PEFT's settings: LoRA on all linear layers, norms trained as copies (release)."""
+    from peft import LoraConfig as PeftLora
+
+    return PeftLora(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=TARGETS,
+        modules_to_save=NORMS,
+        task_type="CAUSAL_LM",
+    )
+
+
 def add_lora(llm: MistralForCausalLM, lora: LoraConfig) -> Any:
     """Wraps Mistral in a PEFT adapter: LoRA on all linear layers, norms trained as copies.
 
@@ -95,18 +109,9 @@ def add_lora(llm: MistralForCausalLM, lora: LoraConfig) -> Any:
     Returns:
         The ``PeftModel``.
     """
-    from peft import LoraConfig as PeftLora
     from peft import get_peft_model
 
-    settings = PeftLora(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=lora.dropout,
-        target_modules=TARGETS,
-        modules_to_save=NORMS,
-        task_type="CAUSAL_LM",
-    )
-    model = get_peft_model(llm, settings)
+    model = get_peft_model(llm, lora_settings(lora))
     for layer in (llm.get_input_embeddings(), llm.get_output_embeddings()):
         layer.requires_grad_(True)
     return model

@@ -9,7 +9,6 @@ import torch
 
 from animegamer.checkpoint import load_model
 from animegamer.models.encoder import ActionAwareEncoder
-from tests.data.parity.parity_load import load
 
 SIZES = {"text_tokens": 3, "visual_tokens": 6, "text_width": 8, "image_width": 10, "width": 16}
 VARIANTS = {"concat": 9, "linear": 9, "addition": 6, "cross_attention": 6}
@@ -147,50 +146,3 @@ def test_saves_and_loads_exactly(tmp_path, variant, grid):
     inputs = features()
     assert torch.equal(again(*inputs), encoder(*inputs))
     assert torch.equal(again.null(), encoder.null())
-
-
-# ---- the release
-
-
-@pytest.fixture(scope="module")
-def release():
-    return load("dit")
-
-
-@pytest.fixture(scope="module")
-def like_release(release):
-    tensors, _ = release
-    encoder = ActionAwareEncoder(text_width=48, image_width=768, width=128)
-    prefix = "sd.model.diffusion_model.mixins.patch_embed."
-    names = {
-        "text": ("text_proj", "txt_mix_layer_norm"),
-        "visual": ("ip_proj", "ip_mix_layer_norm"),
-    }
-    weights = {
-        f"{branch}.{part}{kind}": tensors[f"{prefix}{theirs}{kind}"]
-        for branch, (projection, norm) in names.items()
-        for part, theirs in (
-            ("proj.0", f"{projection}.0"),
-            ("proj.2", f"{projection}.2"),
-            ("norm", norm),
-        )
-        for kind in (".weight", ".bias")
-    }
-    encoder.load_state_dict(weights, strict=True)
-    return encoder
-
-
-def test_parity_of_the_mixed_embedding(release, like_release):
-    tensors, about = release
-    s_a = like_release(tensors["plain_b1.in.ip"], tensors["plain_b1.in.text"])
-    tolerance = {k: about["tolerance"][k] for k in ("atol", "rtol")}
-    torch.testing.assert_close(s_a, tensors["plain_b1.out.mixed_embedding"], **tolerance)
-
-
-def test_parity_of_the_unconditional_branch(release, like_release):
-    """Row 0 is the encoder on zero features; row 1 the external embedding, as it is."""
-    tensors, about = release
-    tolerance = {k: about["tolerance"][k] for k in ("atol", "rtol")}
-    mixed = tensors["aroutput_cfg2.out.mixed_embedding"]
-    torch.testing.assert_close(like_release.null(), mixed[0], **tolerance)
-    assert torch.equal(mixed[1], tensors["aroutput_cfg2.in.aroutput"][0])
