@@ -350,6 +350,9 @@ class AssembleConfig:
         backbones: frozen networks that go into it, by their names in ``backbones``; the others stay
             where the configuration says.
         output: the checkpoint's directory.
+        vocabulary: write the names of the built-in world beside the weights.
+        largest: bytes that all parts may have together; 0 sets no limit.
+        largest_file: bytes that one file may have; 0 sets no limit.
         curves: runs whose learning curves go into ``learning_curves.png``.
     """
 
@@ -360,6 +363,9 @@ class AssembleConfig:
         Literal["autoencoder", "image_encoder", "text_encoder", "video_base", "language_base"], ...
     ] = ()
     output: str = "checkpoints/AnimeGamer"
+    vocabulary: bool = False
+    largest: int = 0
+    largest_file: int = 0
     curves: tuple[str, ...] = ()
 
 
