@@ -340,6 +340,24 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True)
+class PlanConfig:
+    """A memory plan (``scripts/plan.py``); the rest of it is the run's own settings.
+
+    Attributes:
+        layout: ``ddp`` has the whole model on every device, ``fsdp`` shards weights, gradients and
+            optimiser, ``zero2`` and ``zero3`` are DeepSpeed's.
+        devices: how many there are.
+        device_memory: of one, in GB (1e9 bytes).
+        sizes: directory of the backbones' sizes, for those whose weights are not there.
+    """
+
+    layout: Literal["ddp", "fsdp", "zero2", "zero3"] = "ddp"
+    devices: int = 8
+    device_memory: float = 80.0
+    sizes: str = "configs/full/sizes"
+
+
+@dataclass(frozen=True)
 class AssembleConfig:
     """The public checkpoint (``scripts/assemble_checkpoint.py``) and the runs it is made of.
 
@@ -485,6 +503,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     play: PlayConfig = field(default_factory=PlayConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     assemble: AssembleConfig = field(default_factory=AssembleConfig)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
 
@@ -573,6 +592,11 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"play.window is {play.window} and play.sink {play.sink}, expected window >= 1 "
             "(1 is no history) and sink 0 or 1"
+        )
+    if config.plan.devices < 1 or config.plan.device_memory <= 0:
+        raise ConfigError(
+            f"plan.devices is {config.plan.devices} and plan.device_memory "
+            f"{config.plan.device_memory}, expected 1 or more and above 0"
         )
     if config.sampling.steps < 1 or config.sampling.steps > config.diffusion.train_steps:
         raise ConfigError(
