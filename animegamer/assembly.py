@@ -24,7 +24,7 @@ MODEL_SECTIONS = ("shot", "backbones", "encoder", "decoder", "diffusion", "mllm"
 
 
 def write_parts(
-    config: Config, directory: Path, networks: dict[str, str], vocabulary: dict[str, Any]
+    config: Config, directory: Path, networks: dict[str, str], vocabulary: dict[str, Any] | None
 ) -> dict[str, str]:
     """Writes every part of a checkpoint, in the place of those that are there.
 
@@ -32,7 +32,7 @@ def write_parts(
         config: its ``assemble`` names the runs, its ``backbones`` what is copied.
         directory: where to; ``assemble.output`` is where it will lie in the end.
         networks: fingerprints of the frozen networks that the runs must have been trained on.
-        vocabulary: content of ``vocabulary.json``.
+        vocabulary: content of ``vocabulary.json``, or None where there is none.
 
     Returns:
         Path of each part in the directory, and where it came from.
@@ -68,9 +68,12 @@ def write_parts(
             write_text(file, json.dumps(settings, indent=2) + "\n")
     sections = {name: tree[name] for name in MODEL_SECTIONS}
     write_text(directory / "config.yaml", yaml.safe_dump(sections, sort_keys=False))
-    names = json.dumps(vocabulary, indent=1, ensure_ascii=False) + "\n"
-    write_text(directory / "vocabulary.json", names)
-    return {**origins, "config.yaml": "-", "vocabulary.json": "-"}
+    origins["config.yaml"] = "-"
+    if vocabulary is not None:
+        names = json.dumps(vocabulary, indent=1, ensure_ascii=False) + "\n"
+        write_text(directory / "vocabulary.json", names)
+        origins["vocabulary.json"] = "-"
+    return origins
 
 
 def _origin(part: str, weights: Path, parents: dict[str, str]) -> str:
@@ -93,10 +96,12 @@ def _write_networks(runs: dict[str, Path], directory: Path, base: Path) -> None:
     encoder = load_model(ActionAwareEncoder, runs["encoder"]).float().eval()
     null = encoder.null().half().contiguous()
     encoder.half().save_pretrained(directory / "encoder")
-    save_decoder(load_decoder(runs["decoder"]), directory / "decoder", torch.float16)
+    save_decoder(load_decoder(runs["decoder"], dtype=torch.float16), directory / "decoder")
     save_file({"s_a_null": null}, directory / "decoder" / "null.safetensors")
     # LoRA stands on the base; an MLLM that trained whole needs none.
-    mllm = NextStateMLLM.from_pretrained(runs["mllm"], base=base if base.is_dir() else None)
+    mllm = NextStateMLLM.from_pretrained(
+        runs["mllm"], base=base if base.is_dir() else None, dtype=torch.float16
+    )
     mllm.save_pretrained(directory / "mllm", dtype=torch.float16)
 
 
@@ -106,8 +111,8 @@ def size_table(directory: Path, parts: dict[str, str], largest: int, largest_fil
     Args:
         directory: of the checkpoint.
         parts: from ``write_parts``.
-        largest: bytes that all parts may have together.
-        largest_file: bytes that one file may have.
+        largest: bytes that all parts may have together; 0 sets no limit.
+        largest_file: bytes that one file may have; 0 sets no limit.
 
     Raises:
         ValueError: if it is larger, or holds weights that are not float16.
@@ -121,12 +126,12 @@ def size_table(directory: Path, parts: dict[str, str], largest: int, largest_fil
         rows.append(f"{part:26s} {size / 1e6:8.2f} MB  {origin}")
         for file in files:
             name = file.relative_to(directory)
-            if file.stat().st_size > largest_file:
+            if largest_file and file.stat().st_size > largest_file:
                 wrong.append(f"{name} is larger than {largest_file / 1e6:g} MB")
             if file.suffix == ".safetensors" and (wide := _types(file) & {"F32", "F64", "BF16"}):
                 wrong.append(f"{name} holds {', '.join(sorted(wide))}, expected F16")
     table = "\n".join([*rows, f"{'total':26s} {total / 1e6:8.2f} MB"])
-    if total > largest:
+    if largest and total > largest:
         wrong.append(f"the parts are larger than {largest / 1e6:g} MB together")
     if wrong:
         raise ValueError("\n".join([f"nothing written: {'; '.join(wrong)}", table]))

@@ -24,7 +24,11 @@ __all__ = ["ConfigError", "differences"]
 
 @dataclass(frozen=True)
 class ShotConfig:
-    """An animation shot. Release: 17 frames (the paper says 16), 480 x 720, 8 fps."""
+    """An animation shot. Release: 17 frames, 480 x 720, 8 fps.
+
+    The paper says 16 frames; ``frames: 16`` gives those. CogVideoX's autoencoder takes 8 n + 1
+    frames (17 make 5 latent frames) or 8 n (16 make 4).
+    """
 
     frames: int = 17
     fps: int = 8
@@ -143,15 +147,19 @@ class MllmConfig:
         projection_hidden: inner width of the projection in; None is Mistral's width.
         alpha: weight of the MSE on the queries (paper Eq. 3).
         beta: weight of the cosine loss (paper Eq. 4), 0 for the paper's main model.
+        max_turn_tokens: longest turn, slots and state included. Release: 300.
         history_noise: standard deviation of noise on the history's embeddings in training.
             Deviation: 0 in the paper; hardens against the model's own predictions.
+        gradient_checkpointing: trade time for memory in training.
     """
 
     lora: LoraConfig = field(default_factory=lambda: LoraConfig(32, 32.0, 0.05))
     projection_hidden: int | None = None
     alpha: float = 1.0
     beta: float = 0.0
+    max_turn_tokens: int = 300
     history_noise: float = 0.0
+    gradient_checkpointing: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,6 +170,10 @@ class DataConfig:
         train: directory with ``shots.jsonl`` and ``clips/`` of the training split.
         validation: the same for validation.
         features: directory with the cached feature shards of both.
+        captioned: captioned clips to pre-train on (``python -m data_pipeline.captioned``): a
+            directory of WebDataset shards (tar) or of video files with their captions beside them.
+        captioned_clips: how many of them are taken. Paper: 100,000 of WebVid.
+        feature_batch: shots that the frozen networks encode together; one alone is slow on CPUs.
         predictions: directory with the cached ``s_a_hat`` (stage 3).
         mllm: run or checkpoint of stage 2 that predicts them.
         reference_frame: which frame gives ``f_v``; ``random`` is the ablation "w/ rand. frame".
@@ -178,6 +190,9 @@ class DataConfig:
     train: str = "data/train"
     validation: str = "data/validation"
     features: str = "data/features"
+    captioned: str = "data/webvid/shards"
+    captioned_clips: int = 100_000
+    feature_batch: int = 16
     predictions: str = "data/predictions"
     mllm: str = "runs/stage2"
     reference_frame: Literal["first", "random"] = "first"
@@ -325,6 +340,24 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True)
+class PlanConfig:
+    """A memory plan (``scripts/plan.py``); the rest of it is the run's own settings.
+
+    Attributes:
+        layout: ``ddp`` has the whole model on every device, ``fsdp`` shards weights, gradients and
+            optimiser, ``zero2`` and ``zero3`` are DeepSpeed's.
+        devices: how many there are.
+        device_memory: of one, in GB (1e9 bytes).
+        sizes: directory of the backbones' sizes, for those whose weights are not there.
+    """
+
+    layout: Literal["ddp", "fsdp", "zero2", "zero3"] = "ddp"
+    devices: int = 8
+    device_memory: float = 80.0
+    sizes: str = "configs/full/sizes"
+
+
+@dataclass(frozen=True)
 class AssembleConfig:
     """The public checkpoint (``scripts/assemble_checkpoint.py``) and the runs it is made of.
 
@@ -335,6 +368,9 @@ class AssembleConfig:
         backbones: frozen networks that go into it, by their names in ``backbones``; the others stay
             where the configuration says.
         output: the checkpoint's directory.
+        vocabulary: write the names of the built-in world beside the weights.
+        largest: bytes that all parts may have together; 0 sets no limit.
+        largest_file: bytes that one file may have; 0 sets no limit.
         curves: runs whose learning curves go into ``learning_curves.png``.
     """
 
@@ -345,6 +381,9 @@ class AssembleConfig:
         Literal["autoencoder", "image_encoder", "text_encoder", "video_base", "language_base"], ...
     ] = ()
     output: str = "checkpoints/AnimeGamer"
+    vocabulary: bool = False
+    largest: int = 0
+    largest_file: int = 0
     curves: tuple[str, ...] = ()
 
 
@@ -464,6 +503,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     play: PlayConfig = field(default_factory=PlayConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     assemble: AssembleConfig = field(default_factory=AssembleConfig)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
 
@@ -518,8 +558,10 @@ def save(config: Config, path: str | Path) -> None:
 def check(config: Config) -> None:
     """Checks settings against each other. Raises ConfigError."""
     shot, train, play = config.shot, config.train, config.play
-    if (shot.frames - 1) % 4:
-        raise ConfigError(f"shot.frames is {shot.frames}, expected 4 n + 1 (such as 17)")
+    if (shot.frames - 1) % 4 and shot.frames % 8:
+        raise ConfigError(
+            f"shot.frames is {shot.frames}, expected 4 n + 1 (such as 17) or 8 n (such as 16)"
+        )
     if not 1 <= config.data.min_turns <= config.data.max_turns:
         raise ConfigError(
             f"data.min_turns is {config.data.min_turns} and data.max_turns "
@@ -550,6 +592,11 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"play.window is {play.window} and play.sink {play.sink}, expected window >= 1 "
             "(1 is no history) and sink 0 or 1"
+        )
+    if config.plan.devices < 1 or config.plan.device_memory <= 0:
+        raise ConfigError(
+            f"plan.devices is {config.plan.devices} and plan.device_memory "
+            f"{config.plan.device_memory}, expected 1 or more and above 0"
         )
     if config.sampling.steps < 1 or config.sampling.steps > config.diffusion.train_steps:
         raise ConfigError(

@@ -46,13 +46,12 @@ def _read(job: tuple[Path, str, int]) -> tuple[str, np.ndarray]:
     return f"{content}-{hashlib.sha256(action.encode()).hexdigest()[:8]}", video
 
 
-def make_features(config: Config, directory: str, batch_size: int = 16) -> None:
+def make_features(config: Config, directory: str) -> None:
     """Makes the features of one split.
 
     Args:
-        config: backbones, where the features go, workers for decoding.
+        config: backbones, where the features go, shots encoded together, workers for decoding.
         directory: with ``shots.jsonl`` and its clips.
-        batch_size: shots encoded together; at least 2, a batch of one is slow on CPUs.
     """
     import numpy as np
     import torch
@@ -79,7 +78,7 @@ def make_features(config: Config, directory: str, batch_size: int = 16) -> None:
     jobs = [(Path(directory) / shot.clip, shot.action, config.shot.frames) for shot in shots]
     bar = tqdm(total=len(shots), desc=f"features of {directory}", unit="shot")
     with ThreadPoolExecutor(config.data.workers) as pool:
-        for rows in _chunks(len(shots), batch_size):
+        for rows in _chunks(len(shots), config.data.feature_batch):
             read = list(pool.map(_read, [jobs[r] for r in rows]))
             todo = [
                 (shots[r], content, frames)

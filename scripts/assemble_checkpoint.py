@@ -1,7 +1,7 @@
 """Gathers the public checkpoint from training runs: float16, with all that playing needs.
 
 Encoder from stage 1, MLLM from stage 2, decoder from stage 3, the backbones of
-``assemble.backbones``, ``config.yaml`` and ``vocabulary.json``. What else lies in the directory
+``assemble.backbones``, ``config.yaml`` and the vocabulary. What else lies in the directory
 stays. The old checkpoint is replaced as a whole, or not at all.
 
     python scripts/assemble_checkpoint.py --config configs/tiny/assemble.yaml
@@ -19,10 +19,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from animegamer.config import Config
 
-# The tiny checkpoint is part of the repository: cloning should take seconds, and hosts refuse or
-# warn of large files.
-LARGEST, LARGEST_FILE = 24_000_000, 15_000_000
-
 
 def assemble(config: Config) -> str:
     """Writes the checkpoint to ``assemble.output``; returns a table of its parts."""
@@ -32,15 +28,17 @@ def assemble(config: Config) -> str:
     from data_pipeline.builtin_world.vocabulary import vocabulary
     from data_pipeline.features import feature_source
 
-    output, tables = Path(config.assemble.output), []
+    settings, tables = config.assemble, []
+    output = Path(settings.output)
 
     def write(temporary: Path) -> None:
         if output.is_dir():
             shutil.copytree(output, temporary, dirs_exist_ok=True)
-        parts = write_parts(config, temporary, feature_source(config.backbones), vocabulary())
-        if config.assemble.curves:
-            draw_curves(config.assemble.curves, temporary / "learning_curves.png")
-        tables.append(size_table(temporary, parts, LARGEST, LARGEST_FILE))
+        names = vocabulary() if settings.vocabulary else None
+        parts = write_parts(config, temporary, feature_source(config.backbones), names)
+        if settings.curves:
+            draw_curves(settings.curves, temporary / "learning_curves.png")
+        tables.append(size_table(temporary, parts, settings.largest, settings.largest_file))
 
     replace_directory(output, write)
     return tables[0]

@@ -46,6 +46,8 @@ def main(arguments: list[str] | None = None) -> Any:
     mllm = NextStateMLLM.from_base(
         config.backbones.language_base, config.mllm, encoder.num_tokens, width
     )
+    if config.mllm.gradient_checkpointing:
+        mllm.mistral.gradient_checkpointing_enable()
     model = StateModel(encoder, mllm)
     source = feature_source(config.backbones)
     store = FeatureStore(config.data.features, source)

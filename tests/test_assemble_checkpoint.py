@@ -57,6 +57,7 @@ def place(tmp_path, made):
     assemble = AssembleConfig(
         **{part: str(tmp_path / run) for part, run in runs.items()},
         backbones=("autoencoder", "image_encoder", "text_encoder", "language_base"),
+        vocabulary=True,
     )
     configuration.save(replace(config, assemble=assemble), tmp_path / "assemble.yaml")
     (tmp_path / "public/encoder").mkdir(parents=True)
@@ -78,8 +79,8 @@ def export(made, run, parts, parents):
     )
 
 
-def assemble(place, *overrides, module=None):
-    return (module or script()).main(["--config", str(place / "assemble.yaml"), *overrides])
+def assemble(place, *overrides):
+    return script().main(["--config", str(place / "assemble.yaml"), *overrides])
 
 
 def test_the_checkpoint_is_complete_and_plays(place, capsys):
@@ -131,6 +132,10 @@ def test_a_decoder_of_stage_1_and_plain_checkpoints_will_do(place, capsys):
     again = [f"assemble.{p}={place}/public" for p in ("encoder", "decoder", "mllm")]
     assert assemble(place, *again, f"assemble.output={place}/second") == 0
     assert (place / "second/mllm/mllm.json").is_file()
+    assert (place / "second/vocabulary.json").is_file()
+    third = [f"assemble.output={place}/third", "assemble.vocabulary=false"]
+    assert assemble(place, *again, *third) == 0
+    assert not (place / "third/vocabulary.json").exists()
     capsys.readouterr()
 
 
@@ -152,11 +157,9 @@ def test_parts_that_do_not_belong_together(place, capsys, run, parent, message):
     nothing_changed(place)
 
 
-@pytest.mark.parametrize("limit", ["LARGEST", "LARGEST_FILE"])
+@pytest.mark.parametrize("limit", ["largest", "largest_file"])
 def test_too_large_is_refused(place, capsys, limit):
-    module = script()
-    setattr(module, limit, 20_000)
-    assert assemble(place, module=module) == 2
+    assert assemble(place, f"assemble.{limit}=20000") == 2
     error = capsys.readouterr().err
     assert "larger than 0.02 MB" in error and "decoder" in error
     nothing_changed(place)

@@ -182,7 +182,7 @@ def test_override_that_cannot_be_read(override):
 @pytest.mark.parametrize(
     "override",
     [
-        "shot.frames=16",
+        "shot.frames=18",
         "data.max_turns=0",
         "train.steps=0",
         "train.text_dropout=1.5",

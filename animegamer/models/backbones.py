@@ -153,9 +153,18 @@ class Autoencoder(nn.Module):
 
         The posterior's mean is taken. Deviation: the release samples it in training. All frames go
         in at once (release): diffusers' CogVideoX would cut them into eights, with other results.
+
+        Raises:
+            ValueError: of CogVideoX's autoencoder, if decoding would give another number of frames.
         """
         if hasattr(self.model, "num_sample_frames_batch_size"):
-            self.model.num_sample_frames_batch_size = video.shape[2]
+            frames = video.shape[2]
+            if frames % 8 not in (0, 1):
+                raise ValueError(
+                    f"CogVideoX's autoencoder cannot give back {frames} frames: set shot.frames to "
+                    "8 n + 1, such as 17, or 8 n, such as 16"
+                )
+            self.model.num_sample_frames_batch_size = frames
         latents = self.model.encode(video)
         if not isinstance(latents, torch.Tensor):
             latents = latents.latent_dist.mode()
@@ -165,17 +174,12 @@ class Autoencoder(nn.Module):
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Scaled latents (B, F, C, H, W) -> (B, 3, frames, height, width), clamped to [-1, 1].
 
-        Raises:
-            ValueError: of CogVideoX's autoencoder, if F is even: it takes three, then twos.
+        CogVideoX's autoencoder takes three latent frames, then twos (release), and makes 4 F - 3
+        frames of an odd F, 4 F of an even one.
         """
         video = self.model.decode(latents.transpose(1, 2) / self.scale)
         if not isinstance(video, torch.Tensor):
             video = video.sample
-            if latents.shape[1] % 2 == 0:
-                raise ValueError(
-                    f"CogVideoX's autoencoder cannot decode {latents.shape[1]} latent frames, "
-                    "expected an odd number: set shot.frames to 8 n + 1, such as 17"
-                )
         return video.clamp(-1, 1)
 
 

@@ -5,10 +5,12 @@ Axis letters: B batch, F latent frames, C latent channels, H x W latent grid, N 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from accelerate import init_empty_weights
 from diffusers import CogVideoXTransformer3DModel
 from diffusers.configuration_utils import register_to_config
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
@@ -17,6 +19,38 @@ from torch import nn
 from animegamer.checkpoint import CheckpointError, load_model
 from animegamer.config import DiffusionConfig, SamplingConfig
 from animegamer.models import diffusion
+
+_INHERITED = (
+    "num_attention_heads",
+    "attention_head_dim",
+    "in_channels",
+    "out_channels",
+    "time_embed_dim",
+    "num_layers",
+    "sample_width",
+    "sample_height",
+    "patch_size",
+    "temporal_compression_ratio",
+    "spatial_interpolation_scale",
+    "temporal_interpolation_scale",
+)
+
+
+def inherited_sizes(base: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes that a decoder takes from its base's ``config.json``. Raises KeyError."""
+    return {name: base[name] for name in _INHERITED}
+
+
+def _width(sizes: Mapping[str, Any]) -> int:
+    return int(sizes["num_attention_heads"] * sizes["attention_head_dim"])
+
+
+def _motion_scope_embedding(width: int, hidden: int, out: int) -> TimestepEmbedding:
+    """The MLP behind the sinusoid, of which the last layer starts at zero (release)."""
+    embedding = TimestepEmbedding(width, hidden, out_dim=out)
+    nn.init.zeros_(embedding.linear_2.weight)
+    nn.init.zeros_(embedding.linear_2.bias)
+    return embedding
 
 
 class AnimationDecoder(CogVideoXTransformer3DModel):
@@ -101,11 +135,7 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
         self.norm_out.norm.eps = 1e-6
         if motion_scope:
             self.ofs_proj = Timesteps(width, flip_sin_to_cos=True, downscale_freq_shift=0)
-            self.ofs_embedding = TimestepEmbedding(
-                width, motion_scope_hidden, out_dim=time_embed_dim
-            )
-            nn.init.zeros_(self.ofs_embedding.linear_2.weight)
-            nn.init.zeros_(self.ofs_embedding.linear_2.bias)
+            self.ofs_embedding = _motion_scope_embedding(width, motion_scope_hidden, time_embed_dim)
 
     @classmethod
     def from_base(
@@ -115,6 +145,7 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
         motion_scope: bool,
         motion_scope_hidden: int,
         sample_frames: int = 17,
+        dtype: torch.dtype = torch.float32,
     ) -> AnimationDecoder:
         """Starts from a stock text-to-video CogVideoX, without its text projection.
 
@@ -124,11 +155,12 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
             motion_scope: condition on motion scope.
             motion_scope_hidden: width inside its MLP.
             sample_frames: frames of a shot; the base may have been made for more.
+            dtype: of the weights.
 
         Raises:
             CheckpointError: no such base, a damaged one, or of another kind than CogVideoX-2B.
         """
-        stock = load_model(CogVideoXTransformer3DModel, base)
+        stock = load_model(CogVideoXTransformer3DModel, base, torch_dtype=dtype)
         for setting, what in (
             ("patch_size_t", "patches in time, as CogVideoX 1.5"),
             ("ofs_embed_dim", "an embedding of image-to-video models"),
@@ -136,34 +168,23 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
         ):
             if stock.config[setting]:
                 raise CheckpointError(f"{base} has {what}; expected a base like CogVideoX-2B")
-        inherited = {
-            name: stock.config[name]
-            for name in (
-                "num_attention_heads",
-                "attention_head_dim",
-                "in_channels",
-                "out_channels",
-                "time_embed_dim",
-                "num_layers",
-                "sample_width",
-                "sample_height",
-                "patch_size",
-                "temporal_compression_ratio",
-                "spatial_interpolation_scale",
-                "temporal_interpolation_scale",
+        sizes = inherited_sizes(stock.config)
+        with init_empty_weights():  # the base's weights become the decoder's, without a second copy
+            decoder = cls(
+                **sizes,
+                sample_frames=sample_frames,
+                max_text_seq_length=num_tokens,
+                motion_scope=motion_scope,
+                motion_scope_hidden=motion_scope_hidden,
             )
-        }
-        decoder = cls(
-            **inherited,
-            sample_frames=sample_frames,
-            max_text_seq_length=num_tokens,
-            motion_scope=motion_scope,
-            motion_scope_hidden=motion_scope_hidden,
-        )
         weights = stock.state_dict()
         for key in [key for key in weights if key.startswith("patch_embed.text_proj.")]:
             del weights[key]
-        missing, unexpected = decoder.load_state_dict(weights, strict=False)
+        if motion_scope:
+            decoder.ofs_embedding = _motion_scope_embedding(
+                _width(sizes), motion_scope_hidden, sizes["time_embed_dim"]
+            ).to(dtype)
+        missing, unexpected = decoder.load_state_dict(weights, strict=False, assign=True)
         wrong = unexpected + [key for key in missing if not key.startswith("ofs_embedding.")]
         if wrong:
             raise CheckpointError(f"{base}: not a CogVideoX-2B-like transformer: {wrong[:3]}")

@@ -101,7 +101,7 @@ def load_decoder(
     directory = Path(directory)
     about = directory / "decoder.json"
     if not about.is_file():
-        return load_model(AnimationDecoder, directory).to(dtype)
+        return load_model(AnimationDecoder, directory, torch_dtype=dtype)
     from peft import PeftConfig, get_peft_model_state_dict, set_peft_model_state_dict
 
     try:
@@ -118,6 +118,7 @@ def load_decoder(
         sizes["motion_scope"],
         sizes["motion_scope_hidden"],
         sizes["sample_frames"],
+        dtype,
     )
     add_lora(decoder, LoraConfig(settings.r, settings.lora_alpha, settings.lora_dropout), found)
     adapter = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in adapter.items()}

@@ -137,7 +137,8 @@ class NextStateMLLM(nn.Module):
         grow_vocabulary(llm, len(tokenizer))
         if config.lora.rank:
             llm = add_lora(llm, config.lora)
-        model = cls(llm, Language(tokenizer, num_tokens), config, width, Path(base))
+        language = Language(tokenizer, num_tokens, config.max_turn_tokens)
+        model = cls(llm, language, config, width, Path(base))
         model.input_projection.to(dtype)
         model.output_projection.to(dtype)
         return model.eval()

@@ -99,7 +99,8 @@ def load(
         _load_adapter(wrapped, directory / "adapter" / _ADAPTER)
     else:
         wrapped = load_mistral(directory / "language_model", dtype)
-    language = Language(load_tokenizer(directory / "tokenizer"), about["num_tokens"])
+    tokenizer = load_tokenizer(directory / "tokenizer")
+    language = Language(tokenizer, about["num_tokens"], config.max_turn_tokens)
     model = make(wrapped, language, config, about["width"], base_directory)
     for part in (model.input_projection, model.output_projection):
         part.to(dtype)

@@ -70,18 +70,28 @@ def new_encoder(
         f_v: shape (N_v, W_v) of the visual features.
         f_md: shape (N_t, W_t) of the text features.
     """
-    joined = config.encoder.variant in ("concat", "linear")
-    tokens = f_v[0] + (f_md[0] if joined else 0)
     decoder = AnimationDecoder.from_base(
         config.backbones.video_base,
-        tokens,
+        num_tokens(config, f_v[0], f_md[0]),
         config.decoder.motion_scope,
         config.decoder.motion_scope_hidden,
         config.shot.frames,
     )
+    return fitting_encoder(config, decoder, f_v, f_md), decoder
+
+
+def num_tokens(config: Config, visual: int, text: int) -> int:
+    """N, tokens of s_a, of the configured variant."""
+    return visual + (text if config.encoder.variant in ("concat", "linear") else 0)
+
+
+def fitting_encoder(
+    config: Config, decoder: AnimationDecoder, f_v: tuple[int, ...], f_md: tuple[int, ...]
+) -> ActionAwareEncoder:
+    """A fresh encoder of the decoder's width; see ``new_encoder``."""
     settings = decoder.config
     grid = (settings.sample_height // 2, settings.sample_width // 2)
-    encoder = ActionAwareEncoder(
+    return ActionAwareEncoder(
         variant=config.encoder.variant,
         text_tokens=f_md[0],
         visual_tokens=f_v[0],
@@ -90,4 +100,3 @@ def new_encoder(
         width=settings.num_attention_heads * settings.attention_head_dim,
         visual_grid=grid if config.encoder.visual_positions else None,
     )
-    return encoder, decoder

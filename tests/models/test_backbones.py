@@ -160,11 +160,14 @@ def test_both_autoencoders_have_one_interface(backbones, cogvideox, scale):
     torch.testing.assert_close(full.decode(latents * scale), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_cogvideox_says_which_numbers_of_frames_it_decodes(backbones, cogvideox):
+def test_cogvideox_gives_back_the_papers_frames_and_the_releases_or_says_so(backbones, cogvideox):
     full = load_autoencoder(replace(backbones, autoencoder=str(cogvideox)))
-    assert full.decode(torch.zeros(1, 1, 4, 2, 3)).shape == (1, 3, 1, 16, 24)
-    with pytest.raises(ValueError, match="cannot decode 2 latent frames.*such as 17"):
-        full.decode(torch.zeros(1, 2, 4, 2, 3))
+    for frames, latent in ((1, 1), (17, 5), (16, 4)):
+        latents = full.encode(torch.zeros(1, 3, frames, 16, 24))
+        assert latents.shape == (1, latent, 4, 2, 3)
+        assert full.decode(latents).shape == (1, 3, frames, 16, 24)
+    with pytest.raises(ValueError, match="cannot give back 13 frames.*such as 17"):
+        full.encode(torch.zeros(1, 3, 13, 16, 24))
 
 
 # ---- what goes wrong

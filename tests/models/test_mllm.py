@@ -489,6 +489,14 @@ def test_a_run_can_change_its_losses_but_not_its_shapes(base, tmp_path):
         NextStateMLLM.from_pretrained(tmp_path / "mllm", config=MllmConfig())
 
 
+def test_the_longest_turn_is_a_setting_that_is_kept(base, tmp_path):
+    mllm = make_mllm(base, max_turn_tokens=60)
+    assert mllm.language.max_text_tokens == make_mllm(base).language.max_text_tokens - 240
+    mllm.save_pretrained(tmp_path / "mllm")
+    again = NextStateMLLM.from_pretrained(tmp_path / "mllm")
+    assert again.language.max_text_tokens == mllm.language.max_text_tokens
+
+
 def test_a_base_of_another_kind_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="config.json"):
         NextStateMLLM.from_base(tmp_path, MllmConfig(), NUM_TOKENS, WIDTH)

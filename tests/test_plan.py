@@ -1,0 +1,238 @@
+"""scripts/plan.py: the published counts, counted; the memory plan against measured memory."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from animegamer import config as configuration
+from animegamer.config import ConfigError
+from animegamer.plan import counts, plan_training, report, stage_of
+
+ROOT = Path(__file__).parents[1]
+FULL = ROOT / "configs" / "full"
+
+# Widths at which weights, activations and gradients all weigh in, and a step takes no second.
+SIZES = {
+    "video_base": {
+        "num_attention_heads": 4,
+        "attention_head_dim": 32,
+        "in_channels": 4,
+        "out_channels": 4,
+        "time_embed_dim": 32,
+        "num_layers": 3,
+        "sample_width": 12,
+        "sample_height": 8,
+        "patch_size": 2,
+        "temporal_compression_ratio": 4,
+        "spatial_interpolation_scale": 1.0,
+        "temporal_interpolation_scale": 1.0,
+    },
+    "language_base": {
+        "vocab_size": 400,
+        "hidden_size": 128,
+        "intermediate_size": 320,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "text_encoder": {"d_model": 24, "d_ff": 32, "d_kv": 8, "num_heads": 3, "num_layers": 1},
+    "image_encoder": {"model_cfg": {"vision_cfg": {"width": 20}}},
+}
+SMALL = [
+    "backbones.text_tokens=6",
+    "backbones.visual_tokens=24",
+    "decoder.motion_scope_hidden=16",
+    "decoder.lora.rank=4",
+    "mllm.lora.rank=4",
+    "mllm.max_turn_tokens=80",
+    "train.batch_size=2",
+    "plan.devices=1",
+    *(f"backbones.{name}=none" for name in SIZES),
+]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Loads a full configuration at small sizes."""
+    directory = tmp_path_factory.mktemp("sizes")
+    for name, tree in SIZES.items():
+        (directory / f"{name}.json").write_text(json.dumps(tree))
+
+    def load(name, *overrides):
+        return configuration.load(
+            FULL / f"{name}.yaml", [*SMALL, f"plan.sizes={directory}", *overrides]
+        )
+
+    return load
+
+
+def test_the_published_counts_are_counted():
+    found = counts(configuration.load(FULL / "stage2.yaml"))
+    assert (found["Mistral"], found["Mistral, trained"]) == (7_328_210_944, 348_622_848)
+    mllm = found["MLLM (Mistral and projections)"], found["MLLM, trained"]
+    assert mllm == (7_364_415_232, 384_827_136)
+    assert found["encoder"] == 16_727_040
+    assert found["decoder, without LoRA"] == 1_687_163_840
+    assert found["decoder's LoRA"] == 29_491_200
+    assert found["decoder's adaLN"] == 354_585_600
+    assert found["video autoencoder"] == 215_583_907
+
+
+def test_another_rank_gives_the_other_counts():
+    found = counts(configuration.load(FULL / "stage2.yaml", ["mllm.lora.rank=16"]))
+    assert (found["Mistral"], found["Mistral, trained"]) == (7_286_267_904, 306_679_808)
+
+
+def test_the_stage_follows_from_what_trains():
+    stages = {
+        name: stage_of(configuration.load(FULL / f"{name}.yaml"))
+        for name in ("stage1_webvid", "stage1_warmup", "stage1_joint", "stage2", "stage3", "play")
+    }
+    assert list(stages.values()) == ["stage1", "stage1", "stage1", "stage2", "stage3", "play"]
+
+
+def test_sizes_that_are_nowhere_are_named(small, tmp_path):
+    with pytest.raises(ConfigError, match=r"no sizes of \w+: neither none/.* nor .*plan.sizes"):
+        counts(small("stage2", f"plan.sizes={tmp_path}"))
+    (tmp_path / "image_encoder.json").write_text("{")
+    with pytest.raises(ConfigError, match="image_encoder.json: not the sizes of image_encoder"):
+        plan_training(small("stage2", f"plan.sizes={tmp_path}"))
+
+
+# ---- the plan against what the allocator of the CPU hands out
+
+MEASURE = """
+import json, sys
+import torch
+from torch.profiler import ProfilerActivity, profile
+from animegamer import config as configuration
+from animegamer.optimizer import build_optimizer
+from animegamer.plan import build, make_batch
+
+torch.set_num_threads(1)
+for tree in json.load(sys.stdin):
+    config = configuration.from_tree(tree)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        model, groups = build(config)
+        batch = make_batch(config, model)
+        optimizer = build_optimizer(config.train, model, groups)
+        model.train()
+        for _ in range(2):  # the optimiser's state is there from the second step on
+            with torch.autocast("cpu", torch.bfloat16, enabled=config.train.precision == "bf16"):
+                loss, metrics = model(batch)
+            loss.backward()
+            del loss, metrics
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    held = peak = 0
+    events = [e for e in watched.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    print(json.dumps({"peak": peak, "weights": weights}))
+    del model, batch, optimizer, watched, events
+"""
+
+CASES = [
+    ("stage1_joint", "train.precision=no", "decoder.gradient_checkpointing=false"),
+    ("stage1_joint", "train.precision=bf16", "decoder.gradient_checkpointing=true"),
+    ("stage2", "train.precision=no", "mllm.gradient_checkpointing=true"),
+    ("stage2", "train.precision=bf16", "mllm.gradient_checkpointing=false"),
+    ("stage3", "train.precision=no", "decoder.gradient_checkpointing=true"),
+]
+
+
+@pytest.fixture(scope="module")
+def measured(small):
+    """Bytes at the peak of two real steps of each case, in a process of its own."""
+    trees = [configuration.to_tree(small(*case)) for case in CASES]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        input=json.dumps(trees),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: " ".join(CASES[n]))
+def test_the_plan_is_what_a_step_takes(small, measured, number):
+    """Within 5 %: libraries under torch take scratch memory that no operator returns."""
+    planned, found = plan_training(small(*CASES[number])), measured[number]
+    assert planned.peak == pytest.approx(found["peak"], rel=0.05)
+    assert planned.weights == pytest.approx(found["weights"], rel=0.05)  # buffers are counted
+    assert planned.activations > 0.2 * planned.peak, "so that the test says something"
+
+
+def test_checkpointing_saves_activations_and_nothing_else(small):
+    on, off = (
+        plan_training(small("stage2", f"mllm.gradient_checkpointing={value}"))
+        for value in ("true", "false")
+    )
+    assert on.activations < 0.8 * off.activations
+    assert (on.weights, on.gradients, on.optimizer) == (off.weights, off.gradients, off.optimizer)
+
+
+# ---- layouts
+
+
+def test_layouts_share_what_they_say(small):
+    def plan(layout, devices, *more):
+        return plan_training(
+            small("stage2", f"plan.layout={layout}", f"plan.devices={devices}", *more)
+        )
+
+    alone, ddp = plan("ddp", 1), plan("ddp", 4)
+    assert ddp.weights == alone.weights and ddp.optimizer == alone.optimizer
+    assert alone.communication == 0 and ddp.communication == ddp.gradients
+    assert alone.optimizer == pytest.approx(2 * alone.gradients, rel=0.01)  # two moments
+    fsdp = plan("fsdp", 4)
+    assert fsdp.weights == alone.weights // 4 and fsdp.gradients == alone.gradients // 4
+    assert fsdp.optimizer == pytest.approx(alone.optimizer / 4, rel=0.01)
+    zero2, zero3 = plan("zero2", 4), plan("zero3", 4)
+    assert zero2.weights == alone.weights // 2 and zero3.weights == alone.weights // 8
+    assert (
+        zero2.optimizer
+        == zero3.optimizer
+        == pytest.approx((alone.optimizer + alone.gradients) / 4, rel=0.01)
+    )  # moments, and float32 copies of what trains
+    average = plan("ddp", 4, "train.ema_decay=0.9")
+    assert average.average == alone.gradients and average.peak == ddp.peak + average.average
+    for found in (alone, ddp, fsdp, zero2, zero3):
+        most = sum((found.weights, found.gradients, found.optimizer, found.communication))
+        assert found.peak <= most + found.activations
+
+
+@pytest.mark.slow
+def test_the_script_prints_them_in_a_minute_and_4_gb():
+    """Processor time: on a machine of its own that is what passes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "scripts/plan.py", "--config", "configs/full/stage2.yaml"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "348,622,848" in done.stdout and "7,328,210,944" in done.stdout
+    assert "Memory of each of 8 devices in stage2: ddp" in done.stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
+    assert after.ru_maxrss < 4e6  # kB; the largest child so far
+
+
+def test_the_report_says_whether_it_fits(small, monkeypatch):
+    monkeypatch.setattr("animegamer.plan.counts", lambda config: {"encoder": 5})
+    text = report(small("stage3", "plan.device_memory=1"))
+    assert "planned, not measured: fits 1 GB by 1.0 GB" in text
+    assert "does not fit" in report(small("stage3", "plan.device_memory=0.001"))
