@@ -101,7 +101,8 @@ def load_decoder(
     directory = Path(directory)
     about = directory / "decoder.json"
     if not about.is_file():
-        return load_model(AnimationDecoder, directory, torch_dtype=dtype)
+        # The table of positions is a float64 buffer, which loading leaves as it is.
+        return load_model(AnimationDecoder, directory, torch_dtype=dtype).to(dtype)
     from peft import PeftConfig, get_peft_model_state_dict, set_peft_model_state_dict
 
     try:
