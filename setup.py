@@ -48,6 +48,7 @@ setup(
         "matplotlib>=3.10",
     ],
     extras_require={
+        "quantised": ["bitsandbytes>=0.48"],  # int8 and nf4 weights of the MLLM, on a GPU
         "dev": ["pytest>=9", "ruff>=0.15", "mypy>=1.19", "types-PyYAML>=6.0.12", "pre-commit>=4"],
     },
 )

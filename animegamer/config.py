@@ -271,6 +271,39 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class MemoryConfig:
+    """Where the networks lie in play; ``configs/full/memory`` has a preset for each kind of card.
+
+    What ``stays`` is on its device all the time. What takes ``turns`` waits in host memory and is
+    on the device only while it works. Of what goes by ``layers`` one layer at a time is there: the
+    least memory, and the slowest.
+
+    Attributes:
+        mllm: how the MLLM lies.
+        mllm_device: torch device of the MLLM; None is ``play.device``.
+        mllm_weights: ``plain`` is ``play.precision``; ``int8`` and ``nf4`` quantise Mistral's
+            linear layers while they load, on a GPU, with the package bitsandbytes.
+        decoder: how the decoder and the autoencoder lie; the autoencoder never goes by layers, it
+            takes turns instead.
+        decoder_device: likewise.
+        reader: how the encoder, CLIP and T5 lie, which openings and a re-encoded past need.
+        reader_device: likewise.
+        autoencoder_tiling: decode shots in overlapping tiles, which changes them a little.
+        autoencoder_slicing: decode the shots of a batch one after the other.
+    """
+
+    mllm: Literal["stays", "turns", "layers"] = "stays"
+    mllm_device: str | None = None
+    mllm_weights: Literal["plain", "int8", "nf4"] = "plain"
+    decoder: Literal["stays", "turns", "layers"] = "stays"
+    decoder_device: str | None = None
+    reader: Literal["stays", "turns"] = "stays"
+    reader_device: str | None = None
+    autoencoder_tiling: bool = False
+    autoencoder_slicing: bool = False
+
+
+@dataclass(frozen=True)
 class PlayConfig:
     """One game.
 
@@ -288,8 +321,10 @@ class PlayConfig:
         seed: of sampling.
         device: torch device.
         precision: of the MLLM's and the decoder's weights; ``no`` is float32. Half the memory
-            with ``bf16`` or ``fp16``, on a GPU.
+            with ``bf16`` or ``fp16``, on a GPU. T5 follows in bf16 alone: it overflows in fp16.
+        decoder_precision: of the decoder's weights; None is ``precision``. Release: fp16.
         threads: torch threads; 0 leaves it to torch.
+        memory: where the networks lie.
         meters: how state changes move the meters.
     """
 
@@ -304,7 +339,9 @@ class PlayConfig:
     seed: int = 0
     device: str = "cpu"
     precision: Literal["no", "fp16", "bf16"] = "no"
+    decoder_precision: Literal["no", "fp16", "bf16"] | None = None
     threads: int = 0
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     meters: MeterRules = field(default_factory=MeterRules)
 
 
@@ -592,6 +629,11 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"play.window is {play.window} and play.sink {play.sink}, expected window >= 1 "
             "(1 is no history) and sink 0 or 1"
+        )
+    if play.memory.mllm_weights != "plain" and play.memory.mllm != "stays":
+        raise ConfigError(
+            f"play.memory.mllm_weights is {play.memory.mllm_weights} and play.memory.mllm "
+            f"{play.memory.mllm}: a quantised MLLM stays on its device; set play.memory.mllm=stays"
         )
     if config.plan.devices < 1 or config.plan.device_memory <= 0:
         raise ConfigError(

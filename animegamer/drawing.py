@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from animegamer import config as configuration
 from animegamer.checkpoint import CheckpointError, load_model
 from animegamer.config import Config, ConfigError
 from animegamer.game import MotionScope
+from animegamer.placement import Placement, placement
 from animegamer.video import to_float, to_uint8
 
 logger = logging.getLogger(__name__)
@@ -79,23 +80,24 @@ def _warn_of_differences(config: Config, trained: Config) -> None:
                 logger.warning("the checkpoint's own model is played: %s.%s", section, line)
 
 
-def load_part(directory: Path, load: Callable[[Path], Any], device: str) -> Any:
-    """Loads one network for playing: in eval mode, on its device, without the libraries' chatter.
+def load_part(directory: Path, load: Callable[[Path], Any], place: Placement) -> Any:
+    """Loads one network for playing: in eval mode, in its place, without the libraries' chatter.
 
     Args:
         directory: where it lies.
         load: makes it from the directory.
-        device: torch device.
+        place: where it works and waits.
 
     Raises:
         CheckpointError: names the directory and what is wrong with it.
+        ConfigError: if it cannot be had in the configured form.
     """
     if not directory.is_dir():
         raise CheckpointError(f"no {directory.name} in the checkpoint: {directory} is missing")
     try:
         with _quiet():
             part = load(directory)
-    except CheckpointError:
+    except (CheckpointError, ConfigError):
         raise
     except (
         OSError,
@@ -111,7 +113,7 @@ def load_part(directory: Path, load: Callable[[Path], Any], device: str) -> Any:
             f"{directory}: cannot be loaded ({reason}); a file is missing, truncated or from "
             "another version: fetch or export the checkpoint again"
         ) from error
-    return part.to(device) if isinstance(part, torch.Tensor) else part.eval().to(device)
+    return place.settle(part)
 
 
 @contextmanager
@@ -135,10 +137,14 @@ def _quiet() -> Iterator[None]:
             theirs.enable_progress_bar()
 
 
-def precision(config: Config) -> torch.dtype:
-    """Type of the MLLM's and the decoder's weights in play."""
+def precision(config: Config, part: Literal["mllm", "decoder", "reader"] = "mllm") -> torch.dtype:
+    """Type of a part's weights in play. T5 overflows in float16, so the reader never has it."""
     types = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-    return types[config.play.precision]
+    play = config.play
+    if part == "reader":
+        return torch.bfloat16 if play.precision == "bf16" else torch.float32
+    own = play.decoder_precision if part == "decoder" else None
+    return types[own or play.precision]
 
 
 @dataclass
@@ -167,12 +173,15 @@ class ShotDrawer:
         config = with_checkpoint(config)
         if config.play.threads:
             torch.set_num_threads(config.play.threads)
-        directory, device = Path(config.play.checkpoint) / "decoder", config.play.device
+        directory, place = (
+            Path(config.play.checkpoint) / "decoder",
+            placement(config.play, "decoder"),
+        )
 
         def load_decoder(path: Path) -> Any:
             from animegamer.models.decoder_files import load_decoder
 
-            return load_decoder(path, dtype=precision(config))
+            return load_decoder(path, dtype=precision(config, "decoder"))
 
         def load_null(path: Path) -> torch.Tensor:
             return load_file(path / "null.safetensors")["s_a_null"]
@@ -180,11 +189,16 @@ class ShotDrawer:
         def load_autoencoder(_: Path) -> Any:
             from animegamer.models.backbones import load_autoencoder
 
-            return load_autoencoder(config.backbones)
+            memory = config.play.memory
+            return load_autoencoder(
+                config.backbones,
+                tiling=memory.autoencoder_tiling,
+                slicing=memory.autoencoder_slicing,
+            )
 
-        decoder = load_part(directory, load_decoder, device)
-        null = load_part(directory, load_null, device)
-        autoencoder = load_part(Path(config.backbones.autoencoder), load_autoencoder, device)
+        decoder = load_part(directory, load_decoder, place)
+        null = load_part(directory, load_null, place)
+        autoencoder = load_part(Path(config.backbones.autoencoder), load_autoencoder, place)
         return cls(config, decoder, autoencoder, null)
 
     def draw(
@@ -205,7 +219,7 @@ class ShotDrawer:
 
         Raises:
             CheckpointError: if the representations come from another checkpoint.
-            FloatingPointError: if a shot comes out as numbers that are not finite.
+            FloatingPointError: if the decoder or the autoencoder gives numbers that are not finite.
         """
         return list(self.draw_each(s_a, scopes, seeds))
 
@@ -217,7 +231,7 @@ class ShotDrawer:
         seeds: Sequence[tuple[int, int]],
     ) -> Iterator[np.ndarray]:
         """As ``draw``, one shot after the other, as the batches get ready."""
-        size, device = self.config.sampling.batch_size, self.config.play.device
+        place, size = placement(self.config.play, "decoder"), self.config.sampling.batch_size
         for s in s_a:
             if s.shape != tuple(self.s_a_null.shape):
                 raise CheckpointError(
@@ -227,18 +241,21 @@ class ShotDrawer:
                 )
         for start in range(0, len(scopes), size):
             part = slice(start, start + size)
-            latents = self.decoder.sample(
-                torch.from_numpy(np.stack(s_a[part])).to(device),
-                torch.tensor([scope.scalar for scope in scopes[part]], device=device),
-                self.s_a_null.to(device),
-                self.config.sampling,
-                self.config.diffusion,
-                [_generator(*seed) for seed in seeds[part]],
-            )
-            video = self.autoencoder.decode(latents.float()).float().cpu()
+            with place.working(self.decoder):
+                latents = self.decoder.sample(
+                    torch.from_numpy(np.stack(s_a[part])).to(place.device),
+                    torch.tensor([scope.scalar for scope in scopes[part]], device=place.device),
+                    self.s_a_null.to(place.device),
+                    self.config.sampling,
+                    self.config.diffusion,
+                    [_generator(*seed) for seed in seeds[part]],
+                )
+            with place.working(self.autoencoder):
+                video = self.autoencoder.decode(latents.float()).float().cpu()
             if not torch.isfinite(video).all():
                 raise FloatingPointError(
-                    "a drawn shot is not finite: a half-precision network in the wrong type?"
+                    f"the autoencoder of {self.config.backbones.autoencoder} makes numbers that "
+                    "are not finite of finite latents: fetch or make it again"
                 )
             for shot in video:
                 yield to_uint8(shot.permute(1, 2, 3, 0).numpy())
@@ -268,7 +285,7 @@ class ShotReader:
             CheckpointError: if a part is missing or cannot be read.
         """
         config = with_checkpoint(config)
-        backbones, device = config.backbones, config.play.device
+        backbones, place = config.backbones, placement(config.play, "reader")
 
         def load_encoder(path: Path) -> Any:
             from animegamer.models.encoder import ActionAwareEncoder
@@ -283,13 +300,13 @@ class ShotReader:
         def load_text(_: Path) -> Any:
             from animegamer.models.backbones import load_text_encoder
 
-            return load_text_encoder(backbones)
+            return load_text_encoder(backbones, precision(config, "reader"))
 
         return cls(
             config,
-            load_part(Path(config.play.checkpoint) / "encoder", load_encoder, device),
-            load_part(Path(backbones.image_encoder), load_image, device),
-            load_part(Path(backbones.text_encoder), load_text, device),
+            load_part(Path(config.play.checkpoint) / "encoder", load_encoder, place),
+            load_part(Path(backbones.image_encoder), load_image, place),
+            load_part(Path(backbones.text_encoder), load_text, place),
         )
 
     @torch.no_grad()
@@ -304,8 +321,10 @@ class ShotReader:
             s_a, float32 (B, N, D).
         """
         pixels = torch.from_numpy(to_float(frames)).permute(0, 3, 1, 2)
-        f_v = self.image_encoder(pixels.to(self.config.play.device))
-        s_a = self.encoder(f_v, self.text_encoder(texts).to(f_v.device))
+        place = placement(self.config.play, "reader")
+        with place.working(self.image_encoder, self.text_encoder, self.encoder):
+            f_v = self.image_encoder(pixels.to(place.device))
+            s_a = self.encoder(f_v, self.text_encoder(texts).to(f_v))
         return np.asarray(s_a.float().cpu().numpy())
 
 

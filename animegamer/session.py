@@ -21,6 +21,7 @@ from animegamer.config import Config, ConfigError
 from animegamer.drawing import ShotDrawer, ShotReader, load_part, precision, with_checkpoint
 from animegamer.game import GameState, History, Instruction, Meters, Turn
 from animegamer.opening import read_opening
+from animegamer.placement import placement
 from animegamer.vocabulary import Vocabulary
 
 
@@ -122,10 +123,15 @@ class GameSession:
             # LoRA stands on a base, which lies where the checkpoint says, or beside it.
             base = Path(config.backbones.language_base)
             return NextStateMLLM.from_pretrained(
-                directory, base=base if base.is_dir() else None, dtype=precision(config)
+                directory,
+                base=base if base.is_dir() else None,
+                dtype=precision(config),
+                weights=play.memory.mllm_weights,
+                device=place.device,
             )
 
-        mllm = load_part(Path(play.checkpoint) / "mllm", load_mllm, play.device)
+        place = placement(play, "mllm")
+        mllm = load_part(Path(play.checkpoint) / "mllm", load_mllm, place)
         drawer = ShotDrawer.load(config) if draw else None
         return cls(config, mllm, drawer, lambda: ShotReader.load(config), vocabulary)
 
@@ -213,7 +219,7 @@ class GameSession:
             )
         if not games:
             return []
-        with torch.no_grad():
+        with torch.no_grad(), placement(self.config.play, "mllm").working(self.mllm):
             prediction = self.mllm.predict(
                 [game.history.visible() for game in games], list(instructions)
             )

@@ -55,10 +55,12 @@ MAY_IMPORT = {
     "assembly": "atomic checkpoint config models.*",
     "convert": "atomic checkpoint config game language models.*",
     "opening": "config video",
-    "drawing": "checkpoint config game models.* video",
+    "placement": "config",
+    "drawing": "checkpoint config game models.* placement video",
     "saved_game": "atomic checkpoint config game opening video vocabulary",
     "storyboard": "fonts game saved_game vocabulary",
-    "session": "checkpoint config drawing game language models.* opening video vocabulary",
+    "session": "checkpoint config drawing game language models.* opening placement video "
+    "vocabulary",
     "evaluation": "atomic checkpoint config data drawing fonts game models.* motion records "
     "session video",
 }

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from animegamer.checkpoint import CheckpointError, load_model
-from animegamer.config import BackbonesConfig
+from animegamer.config import BackbonesConfig, ConfigError
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -56,18 +56,20 @@ class TextEncoder(nn.Module):
         return self.model(input_ids=ids.to(self.model.device)).last_hidden_state
 
 
-def load_text_encoder(backbones: BackbonesConfig) -> TextEncoder:
-    """Loads T5. Raises CheckpointError if it is not there, damaged or something else."""
+def load_text_encoder(
+    backbones: BackbonesConfig, dtype: torch.dtype = torch.float32
+) -> TextEncoder:
+    """Loads T5 with weights of a type. Raises CheckpointError if it is not there or not whole."""
     from transformers import AutoTokenizer, T5EncoderModel
 
     directory = _directory(backbones.text_encoder, "T5 encoder")
     # The published T5 comes with its decoder.
-    model = load_model(T5EncoderModel, directory, unused=r"decoder\.|lm_head\.")
+    model = load_model(T5EncoderModel, directory, unused=r"decoder\.|lm_head\.", dtype=dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{directory}: no T5 tokenizer ({error})") from error
-    return TextEncoder(model.float(), tokenizer, backbones.text_tokens)
+    return TextEncoder(model, tokenizer, backbones.text_tokens)
 
 
 def preprocess(frames: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -183,8 +185,20 @@ class Autoencoder(nn.Module):
         return video.clamp(-1, 1)
 
 
-def load_autoencoder(backbones: BackbonesConfig) -> Autoencoder:
-    """Loads the video autoencoder named by its config.json. Raises CheckpointError."""
+def load_autoencoder(
+    backbones: BackbonesConfig, *, tiling: bool = False, slicing: bool = False
+) -> Autoencoder:
+    """Loads the video autoencoder named by its config.json.
+
+    Args:
+        backbones: where it lies.
+        tiling: decode in overlapping tiles (CogVideoX's alone can).
+        slicing: decode the videos of a batch one after the other.
+
+    Raises:
+        CheckpointError: if it is not there, damaged or something else.
+        ConfigError: if it cannot do what is asked.
+    """
     from diffusers import AutoencoderKLCogVideoX
 
     from animegamer.models.patch_autoencoder import PatchAutoencoder
@@ -197,5 +211,14 @@ def load_autoencoder(backbones: BackbonesConfig) -> Autoencoder:
             raise ValueError(f"class {kind!r}, expected one of {', '.join(classes)}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{directory}: not a video autoencoder ({error})") from error
-    model = load_model(classes[kind], directory)
-    return Autoencoder(model.float(), backbones.latent_scale)
+    model = load_model(classes[kind], directory, torch_dtype=torch.float32)
+    for wanted, what in ((tiling, "tiling"), (slicing, "slicing")):
+        enable = getattr(model, f"enable_{what}", None)
+        if wanted and enable is None:
+            raise ConfigError(
+                f"play.memory.autoencoder_{what} is true, but {kind} in {directory} has no "
+                f"{what}: set it to false"
+            )
+        if wanted:
+            enable()
+    return Autoencoder(model, backbones.latent_scale)

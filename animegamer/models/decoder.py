@@ -237,6 +237,15 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
         v = self.predict_v(diffusion.add_noise(latents, noise, a), t, s_a, f_ms)
         return (v.float() - diffusion.v_target(latents, noise, a)).square().flatten(1).mean(1)
 
+    def through_layers(self, device: str) -> None:
+        """Leaves the blocks in host memory and lets each come to a device as it is needed."""
+        self.enable_group_offload(
+            onload_device=torch.device(device),
+            offload_type="block_level",
+            num_blocks_per_group=1,
+            use_stream=torch.device(device).type == "cuda",
+        )
+
     @torch.no_grad()
     def sample(
         self,
@@ -258,16 +267,19 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
             generators: one per shot, so that a shot does not depend on its batch.
 
         Returns:
-            (B, F, C, H, W) float latents.
+            (B, F, C, H, W) float32 latents. They stay float32 between the steps, whatever the type
+            of the weights.
+
+        Raises:
+            FloatingPointError: at the first step that gives numbers that are not finite.
         """
         config = self.config
         frames = (config.sample_frames - 1) // config.temporal_compression_ratio + 1
         shape = (frames, config.in_channels, config.sample_height, config.sample_width)
-        weight = self.patch_embed.proj.weight
+        dtype = self.patch_embed.proj.weight.dtype
 
         def draw() -> torch.Tensor:
-            each = [torch.randn(shape, generator=g) for g in generators]
-            return torch.stack(each).to(weight.device, weight.dtype)
+            return torch.stack([torch.randn(shape, generator=g) for g in generators]).to(s_a.device)
 
         def step_noise() -> Any:
             while True:
@@ -284,7 +296,13 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
             level = table[(table - a).abs().argmin()].item()
             inputs = torch.cat([latents, latents]) if guided else latents
             t = torch.full((len(inputs),), timestep, device=latents.device)
-            v = self.predict_v(inputs, t, both, scope)
+            v = self.predict_v(inputs.to(dtype), t, both, scope).float()
+            if not torch.isfinite(v).all():
+                raise FloatingPointError(
+                    f"the decoder gives numbers that are not finite at sampling step {step + 1} of "
+                    f"{sampling.steps}, with weights in {str(dtype).removeprefix('torch.')}: set "
+                    "play.decoder_precision=bf16, which has a wider range, or play.precision=no"
+                )
             estimate = level * inputs - (1 - level * level) ** 0.5 * v
             if not guided:
                 return estimate

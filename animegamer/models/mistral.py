@@ -5,19 +5,21 @@ Axis letters: B batch, L sequence.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from transformers import MistralForCausalLM
 from transformers.models.mistral.modeling_mistral import MistralModel
 
-from animegamer.config import LoraConfig
+from animegamer.config import ConfigError, LoraConfig
 
+Quantisation = Literal["plain", "int8", "nf4"]
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 NORMS = ["input_layernorm", "post_attention_layernorm", "norm"]
 # transformers 5.24 renamed the argument; its old name goes in 5.40.
@@ -26,8 +28,53 @@ if "cache" in inspect.signature(MistralModel.forward).parameters:
     CACHE = "cache"
 
 
-def load_mistral(directory: Path, dtype: torch.dtype) -> MistralForCausalLM:
-    """Loads a Mistral directory, strictly.
+def quantisation(weights: Quantisation, dtype: torch.dtype, device: str) -> dict[str, Any] | None:
+    """How ``from_pretrained`` is told to quantise linear layers, or None for plain weights.
+
+    Args:
+        weights: ``int8`` (bitsandbytes' LLM.int8) or ``nf4`` (4-bit normal floats).
+        dtype: that nf4 computes in.
+        device: where the layers go.
+
+    Raises:
+        ConfigError: if there is no GPU, or bitsandbytes is not installed.
+    """
+    if weights == "plain":
+        return None
+    if torch.device(device).type != "cuda":
+        raise ConfigError(
+            f"play.memory.mllm_weights is {weights}, which needs a GPU, but the MLLM's device is "
+            f"{device}: set play.device=cuda, or play.memory.mllm_weights=plain"
+        )
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"play.memory.mllm_weights is {weights}, which needs the package bitsandbytes: "
+            'pip install -e ".[quantised]", or set play.memory.mllm_weights=plain'
+        )
+    from transformers import BitsAndBytesConfig
+
+    settings = (
+        BitsAndBytesConfig(load_in_8bit=True)
+        if weights == "int8"
+        else BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    )
+    return {"quantization_config": settings, "device_map": {"": device}}
+
+
+def load_mistral(
+    directory: Path, dtype: torch.dtype, quantised: dict[str, Any] | None = None
+) -> MistralForCausalLM:
+    """Loads a Mistral directory, strictly, shard by shard and without a second copy.
+
+    Args:
+        directory: transformers layout.
+        dtype: of the weights.
+        quantised: from ``quantisation``.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -49,6 +96,7 @@ def load_mistral(directory: Path, dtype: torch.dtype) -> MistralForCausalLM:
             local_files_only=True,
             output_loading_info=True,
             attn_implementation="sdpa",
+            **(quantised or {}),
         )
     except (SafetensorError, RuntimeError, OSError) as error:
         raise ValueError(f"weights in {directory} cannot be read: {error}") from error

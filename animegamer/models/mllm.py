@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import cpu_offload
 from torch import nn
 from torch.nn import functional
 from transformers import DynamicCache, MistralForCausalLM
@@ -32,11 +33,13 @@ from animegamer.language import (
 )
 from animegamer.models.mistral import (
     CACHE,
+    Quantisation,
     add_lora,
     additive,
     attention_mask,
     grow_vocabulary,
     load_mistral,
+    quantisation,
     score_dtype,
 )
 
@@ -151,6 +154,8 @@ class NextStateMLLM(nn.Module):
         base: str | Path | None = None,
         config: MllmConfig | None = None,
         dtype: torch.dtype = torch.float32,
+        weights: Quantisation = "plain",
+        device: str = "cpu",
     ) -> NextStateMLLM:
         """Loads what ``save_pretrained`` wrote; everything trainable is so again.
 
@@ -159,14 +164,20 @@ class NextStateMLLM(nn.Module):
             base: the language base, where LoRA was saved and the base has moved.
             config: losses and noise of a new run; its shapes must be those of the saved model.
             dtype: of the weights.
+            weights: ``int8`` or ``nf4`` quantises Mistral's linear layers, for play alone.
+            device: where quantised layers are made.
 
         Raises:
             FileNotFoundError: if a file or the base is missing.
             ValueError: if a file is damaged or of another model; nothing is loaded in part.
+            ConfigError: if there is no GPU, or no bitsandbytes, to quantise with.
         """
         from animegamer.models.mllm_files import load
 
-        return load(cls, Path(directory), base=base, config=config, dtype=dtype)
+        quantised = quantisation(weights, dtype, device)
+        return load(
+            cls, Path(directory), base=base, config=config, dtype=dtype, quantised=quantised
+        )
 
     def save_pretrained(
         self,
@@ -191,6 +202,16 @@ class NextStateMLLM(nn.Module):
         from animegamer.models.mllm_files import save
 
         save(self, Path(directory), dtype=dtype, merge=merge, state_dict=state_dict)
+
+    def through_layers(self, device: str) -> None:
+        """Leaves Mistral's layers in host memory and lets each come to a device as it is needed."""
+        layers = self.mistral.model.layers
+        inside = {id(tensor) for tensor in (*layers.parameters(), *layers.buffers())}
+        for tensor in (*self.parameters(), *self.buffers()):
+            if id(tensor) not in inside:
+                tensor.data = tensor.data.to(device)
+        for layer in layers:
+            cpu_offload(layer, torch.device(device))
 
     def forward(self, batch: GameBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss of paper Eq. 3 and 4: CE + alpha MSE + beta (1 - cosine).

@@ -75,6 +75,7 @@ def load(
     base: str | Path | None,
     config: MllmConfig | None,
     dtype: torch.dtype,
+    quantised: dict[str, Any] | None = None,
 ) -> NextStateMLLM:
     """Reads a model; see ``NextStateMLLM.from_pretrained``."""
     about = read_json(directory / "mllm.json")
@@ -93,12 +94,12 @@ def load(
     base_directory = None
     if config.lora.rank:
         base_directory = _find_base(directory, about.get("base"), base)
-        llm = load_mistral(base_directory, dtype)
+        llm = load_mistral(base_directory, dtype, quantised)
         llm.resize_token_embeddings(about["vocabulary"], mean_resizing=False)
         wrapped = add_lora(llm, config.lora)
         _load_adapter(wrapped, directory / "adapter" / _ADAPTER)
     else:
-        wrapped = load_mistral(directory / "language_model", dtype)
+        wrapped = load_mistral(directory / "language_model", dtype, quantised)
     tokenizer = load_tokenizer(directory / "tokenizer")
     language = Language(tokenizer, about["num_tokens"], config.max_turn_tokens)
     model = make(wrapped, language, config, about["width"], base_directory)
