@@ -48,6 +48,7 @@ setup(
         "matplotlib>=3.10",
     ],
     extras_require={
+        "deepspeed": ["deepspeed>=0.19"],  # ZeRO (train.parallel=deepspeed); builds on the machine
         "dev": ["pytest>=9", "ruff>=0.15", "mypy>=1.19", "types-PyYAML>=6.0.12", "pre-commit>=4"],
     },
 )

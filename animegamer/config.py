@@ -583,8 +583,10 @@ def _check_parallel(train: TrainConfig) -> None:
             f"train.checkpoint is sharded and train.parallel {train.parallel}: only fsdp has "
             "shards to write; set train.checkpoint=full"
         )
-    if train.parallel == "fsdp" and train.precision == "fp16":
-        raise ConfigError("train.parallel is fsdp and train.precision fp16: set it to bf16 or no")
+    if train.parallel != "ddp" and train.precision == "fp16":
+        raise ConfigError(
+            f"train.parallel is {train.parallel} and train.precision fp16: set it to bf16 or no"
+        )
     if train.parallel == "deepspeed":
         for key in ("ema_decay", "matrix_lr"):
             if getattr(train, key):

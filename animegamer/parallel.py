@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from animegamer import zero
 from animegamer.config import TrainConfig
 
 HOW = (
@@ -69,8 +70,8 @@ def start(train: TrainConfig) -> Accelerator:
         raise LaunchError(f"train.parallel is fsdp, but one process cannot shard: {how}")
     if mode == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
         raise LaunchError(
-            "train.parallel is deepspeed, but the package is not installed: pip install deepspeed, "
-            "or set train.parallel=fsdp"
+            "train.parallel is deepspeed, but the package is not installed: "
+            "pip install -e '.[deepspeed]', or set train.parallel=fsdp"
         )
     if _asked("ACCELERATE_USE_DEEPSPEED") != (mode == "deepspeed"):
         raise LaunchError(
@@ -78,7 +79,8 @@ def start(train: TrainConfig) -> Accelerator:
             f"{'does not ask' if mode == 'deepspeed' else 'asks'} for DeepSpeed: {how}"
         )
     patience = InitProcessGroupKwargs(timeout=timedelta(minutes=train.timeout_minutes))
-    accelerator = Accelerator(mixed_precision=train.precision, kwargs_handlers=[patience])
+    precision = "no" if mode == "deepspeed" else train.precision  # see ``prepare``
+    accelerator = Accelerator(mixed_precision=precision, kwargs_handlers=[patience])
     got = accelerator.distributed_type
     if accelerator.num_processes != count or not _fits(mode, got):
         raise LaunchError(
@@ -129,22 +131,69 @@ def prepare(
     """The model as the loop calls it, and the optimiser, wrapped by Accelerate."""
     if train.parallel == "fsdp":
         return model, accelerator.prepare(optimizer)
+    if train.parallel == "deepspeed":
+        settings = accelerator.state.deepspeed_plugin.deepspeed_config
+        settings["train_micro_batch_size_per_gpu"] = train.batch_size
+        settings["gradient_accumulation_steps"] = 1  # the loop says when a step is whole
+        settings["gradient_clipping"] = train.grad_clip
+        if train.precision == "bf16":
+            settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0  # ZeRO-3 takes a step on nothing to make its moments
+        kept = dict(optimizer.state)
+        optimizer.state.clear()
+        prepared = accelerator.prepare(model, optimizer)
+        zero.set_moments(kept)
+        return prepared
     return accelerator.prepare(model, optimizer)
+
+
+def moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+    """What the optimiser keeps of a parameter; with shards, every process has to ask."""
+    if zero.is_optimised(parameter):
+        return zero.moments(parameter)
+    return {k: torch.as_tensor(v) for k, v in optimizer.state.get(parameter, {}).items()}
+
+
+def backward(accelerator: Accelerator, loss: torch.Tensor, last: bool) -> None:
+    """Adds a micro-batch's gradient. DeepSpeed takes the whole step with the last one."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        accelerator.deepspeed_engine_wrapped.backward(loss, sync_gradients=last)
+    else:
+        accelerator.backward(loss)
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether every forward pass needs all processes."""
-    return isinstance(model, FSDPModule)
+    return isinstance(model, FSDPModule) or any(map(_is_partitioned, model.parameters()))
+
+
+def _is_partitioned(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "ds_tensor")  # a parameter under ZeRO-3
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that all processes' shards make; every process has to call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    if _is_partitioned(tensor):
+        with deepspeed_gathered([tensor]):
+            return tensor.detach().clone()
+    return tensor
+
+
+def deepspeed_gathered(parameters: list[Any]) -> Any:
+    """A context in which parameters under ZeRO-3 are whole."""
+    from deepspeed.zero import GatheredParameters
+
+    return GatheredParameters(parameters)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part that this process holds."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    return tensor.ds_tensor if _is_partitioned(tensor) else tensor
 
 
 def sharded_like(tensor: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
@@ -167,7 +216,7 @@ def held_rows(tensor: torch.Tensor) -> slice:
 def callable_in_parts(model: nn.Module) -> Iterator[None]:
     """For a while, parts of a sharded model may be called by themselves, as validation does."""
     if not isinstance(model, FSDPModule):
-        yield
+        yield  # under ZeRO-3 every module gathers its own
         return
     model.unshard()
     try:
@@ -179,9 +228,11 @@ def callable_in_parts(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def whole_parameters(model: nn.Module) -> Iterator[None]:
     """For a while, the main process's model has whole parameters, in host memory, to be saved."""
-    sharded = {n: p for n, p in model.named_parameters() if isinstance(p, DTensor)}
+    sharded = {
+        n: p for n, p in model.named_parameters() if isinstance(p, DTensor) or _is_partitioned(p)
+    }
     for name, parameter in sharded.items():
-        gathered = parameter.detach().full_tensor()
+        gathered = whole(parameter).detach()
         if is_main():
             _replace(model, name, nn.Parameter(gathered.cpu(), parameter.requires_grad))
     try:
@@ -235,9 +286,9 @@ def peers() -> Iterator[None]:
         if not _from_peer(error):
             raise
         raise PeerError(
-            "another process of this run died or did not answer in train.timeout_minutes; what "
-            "happened to it stands in its own output. The last checkpoint is whole: the same "
-            f"command goes on from there ({' '.join(str(error).split())[:200]})"
+            "another process of this run died, or did not answer within train.timeout_minutes: see "
+            "its own output. The last checkpoint is whole, and the same command goes on from there "
+            f"({' '.join(str(error).split())[:200]})"
         ) from error
 
 

@@ -100,11 +100,14 @@ class TrainState:
         yield "trained", dict(self.named)
         if self.average.shadow:
             yield "average", self.average.shadow
-        moments = {}
-        for name, parameter in self.named.items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                moments[f"{name}:{key}"] = torch.as_tensor(value)
-        yield "optimizer", moments
+        yield (
+            "optimizer",
+            {
+                f"{name}:{key}": value
+                for name, parameter in self.named.items()
+                for key, value in parallel.moments(self.optimizer, parameter).items()
+            },
+        )
 
     @torch.no_grad()
     def read(self, directory: Path) -> None:

@@ -193,7 +193,7 @@ def fit(
                 with nullcontext() if last else accelerator.no_sync(wrapped):
                     with accelerator.autocast():
                         loss, metrics = wrapped(parts[number].to(accelerator.device))
-                    accelerator.backward(loss.float() * share)
+                    parallel.backward(accelerator, loss.float() * share, last)
                 _add(values, share, {"loss": loss, **metrics})
             norm = accelerator.clip_grad_norm_(list(named.values()), train.grad_clip)
             optimizer.step()

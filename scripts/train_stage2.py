@@ -39,6 +39,8 @@ def main(arguments: list[str] | None = None) -> Any:
     train = config.train
     if train.init is None:
         raise configuration.ConfigError("stage 2 needs train.init: the run of stage 1")
+    if train.first_frame_share:
+        raise configuration.ConfigError("stage 2 sees no frames: set train.first_frame_share=0")
     weights = exported(train.init)
     encoder = load_model(ActionAwareEncoder, weights / "encoder")
     torch.manual_seed(train.seed)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import peft  # noqa: F401
 import torch
 import transformers  # noqa: F401
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -21,27 +23,24 @@ from tests.tiny_stages import run as run_script
 
 
 class Points:
-    """Rows of a batch, and what their mean loss counts for."""
+    """Rows of a batch, their samples, and what their mean loss counts for."""
 
-    def __init__(self, x: torch.Tensor, weight: float) -> None:
-        self.x, self.weight = x, weight
+    def __init__(self, x: torch.Tensor, samples: list[int]) -> None:
+        self.x, self.samples, self.weight = x, samples, float(len(x))
 
     def to(self, device: torch.device) -> Points:
-        return Points(self.x.to(device), self.weight)
+        return Points(self.x.to(device), self.samples)
 
 
 def points(first: int, size: int) -> Points:
     """Samples of one to three rows each, so that no two batches weigh the same."""
-    draw = torch.Generator()
-    rows = [
-        torch.randn(1 + i % 3, 5, generator=draw.manual_seed(i)) for i in range(first, first + size)
-    ]
-    x = torch.cat(rows)
-    return Points(x, float(len(x)))
+    draw, samples = torch.Generator(), list(range(first, first + size))
+    rows = [torch.randn(1 + i % 3, 5, generator=draw.manual_seed(i)) for i in samples]
+    return Points(torch.cat(rows), samples)
 
 
 class Net(nn.Module):
-    """Every kind of parameter: matrices that do not divide by the processes, vectors, frozen ones."""
+    """Matrices that do not divide by the processes, vectors, what is frozen."""
 
     _no_split_modules = ("Block",)
 
@@ -52,9 +51,13 @@ class Net(nn.Module):
         self.decoder = nn.Sequential(Block(7), Block(7), nn.Linear(7, 5))
         self.lm_head = nn.Linear(5, 1)
         self.frozen = nn.Linear(5, 5)
-        self.held: list[float] = []
+        self.seen: list[int] = []  # samples, in training
+        self.at: dict[int, Callable[[], None]] = {}
 
     def forward(self, batch: Points) -> tuple[torch.Tensor, dict[str, Any]]:
+        if self.training:
+            self.seen.extend(batch.samples)
+            self.at.get(len(self.seen), lambda: None)()
         x = batch.x
         out = self.decoder(torch.tanh(self.encoder(x))) + self.frozen(x)
         loss = (out - x.flip(1)).square().mean() + self.lm_head(x).square().mean()
@@ -92,11 +95,25 @@ def toy_config(path: Path, **settings: Any) -> Config:
     return Config(train=TrainConfig(run=str(path), **{**values, **settings}))
 
 
-def train_toy(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Trains ``Net``; says what this process held of it."""
+def train_toy(path: Path, settings: dict[str, Any], event: str = "") -> dict[str, Any]:
+    """Trains ``Net``; says what this process saw and held of it.
+
+    ``event`` happens to the last process when it has seen ten samples: ``stop`` asks it to end,
+    ``nan`` breaks a weight that it holds.
+    """
     AcceleratorState._reset_state(True)
     model = Net()
     config = toy_config(path, **settings)
+
+    def happen() -> None:
+        if event == "stop":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif event == "nan":
+            with torch.no_grad():
+                model.lm_head.weight.fill_(torch.nan)
+
+    if event and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+        model.at[10] = happen
 
     def validate(step: int, directory: Path) -> dict[str, float]:
         (directory / f"sheet_{step}").write_text("")
@@ -107,17 +124,28 @@ def train_toy(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     def export(directory: Path) -> None:
         directory.mkdir()
         assert not any(isinstance(p, DTensor) for p in model.parameters())
-        save_file(
-            {k: v.contiguous() for k, v in model.state_dict().items()},
-            directory / "net.safetensors",
-        )
+        weights = {k: v.contiguous() for k, v in model.state_dict().items()}
+        save_file(weights, directory / "net.safetensors")
 
     finished = fit(config, model, points, validate=validate, export=export)
     sharded = {n: p for n, p in model.named_parameters() if isinstance(p, DTensor)}
-    held = sum(p.to_local().numel() for p in sharded.values())
     return {
         "finished": finished,
-        "sharded": sorted(sharded),
-        "held": held,
-        "all": sum(p.numel() for p in model.parameters()),
+        "seen": model.seen,
+        "sharded": set(sharded),
+        "held": sum(p.to_local().numel() for p in sharded.values()),
+        "gathered": {n: p.full_tensor().tolist() for n, p in sharded.items()},
+        "parameters": {n: p.numel() for n, p in model.named_parameters()},
     }
+
+
+def train_stage(work: Path, stage: str, runs: list[tuple[Path, list[str]]]) -> None:
+    """Trains a stage through its script, once for each directory with its overrides."""
+    for directory, overrides in runs:
+        AcceleratorState._reset_state(True)
+        script, config = {
+            "stage1": ("scripts.train_stage1", "stage1_joint"),
+            "stage2": ("scripts.train_stage2", "stage2"),
+            "stage3": ("scripts.train_stage3", "stage3"),
+        }[stage]
+        run_script(script, config, work, f"train.run={directory}", *overrides)
