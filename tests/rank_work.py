@@ -1,17 +1,15 @@
-"""What the processes of ``ranks.run`` do, and everything that they import."""
+"""What the processes of ``ranks.run`` do; as a script, what those of torchrun do."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import diffusers  # noqa: F401
-import peft  # noqa: F401
 import torch
-import transformers  # noqa: F401
 from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
 from torch import nn
@@ -19,7 +17,6 @@ from torch.distributed.tensor import DTensor
 
 from animegamer.config import Config, TrainConfig
 from animegamer.training import fit
-from tests.tiny_stages import run as run_script
 
 
 class Points:
@@ -98,19 +95,19 @@ def toy_config(path: Path, **settings: Any) -> Config:
 def train_toy(path: Path, settings: dict[str, Any], event: str = "") -> dict[str, Any]:
     """Trains ``Net``; says what this process saw and held of it.
 
-    ``event`` happens to the last process when it has seen ten samples: ``stop`` asks it to end,
-    ``nan`` breaks a weight that it holds.
+    ``event`` happens to the last process when it has seen ten samples: ``nan`` breaks a weight, and
+    a signal's name sends that signal.
     """
     AcceleratorState._reset_state(True)
     model = Net()
     config = toy_config(path, **settings)
 
     def happen() -> None:
-        if event == "stop":
-            os.kill(os.getpid(), signal.SIGTERM)
-        elif event == "nan":
+        if event == "nan":
             with torch.no_grad():
                 model.lm_head.weight.fill_(torch.nan)
+        else:
+            os.kill(os.getpid(), signal.Signals[event])
 
     if event and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
         model.at[10] = happen
@@ -141,6 +138,8 @@ def train_toy(path: Path, settings: dict[str, Any], event: str = "") -> dict[str
 
 def train_stage(work: Path, stage: str, runs: list[tuple[Path, list[str]]]) -> None:
     """Trains a stage through its script, once for each directory with its overrides."""
+    from tests.tiny_stages import run as run_script
+
     for directory, overrides in runs:
         AcceleratorState._reset_state(True)
         script, config = {
@@ -149,3 +148,9 @@ def train_stage(work: Path, stage: str, runs: list[tuple[Path, list[str]]]) -> N
             "stage3": ("scripts.train_stage3", "stage3"),
         }[stage]
         run_script(script, config, work, f"train.run={directory}", *overrides)
+
+
+if __name__ == "__main__":  # torchrun ... rank_work.py MODE DIRECTORY TIMEOUT EVENT
+    mode, directory, minutes, event = sys.argv[1:]
+    settings = {"parallel": mode, "timeout_minutes": float(minutes)}
+    train_toy(Path(directory), settings, event)

@@ -15,7 +15,18 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.rank_work"])
+_context.set_forkserver_preload(
+    [
+        "tests.rank_work",
+        "tests.tiny_stages",
+        "animegamer.models.backbones",
+        "animegamer.models.mllm_files",
+        "animegamer.models.state_model",
+        "animegamer.validation",
+        "peft",
+        "torch.utils.tensorboard",
+    ]
+)
 
 
 class RankError(AssertionError):

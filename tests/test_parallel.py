@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +22,7 @@ from animegamer.train_state import Stored
 from tests import ranks
 from tests.rank_work import train_toy
 
+ROOT = Path(__file__).parents[1]
 MUON = {"matrix_lr": 0.05}
 
 
@@ -231,7 +236,7 @@ def test_a_damaged_shard_is_told(tmp_path, damage):
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_one_process_is_asked_to_stop_and_all_save_after_the_same_step(tmp_path, single, mode):
     settings = {"parallel": mode}
-    found = ranks.run(2, train_toy, tmp_path, settings, "stop")
+    found = ranks.run(2, train_toy, tmp_path, settings, "SIGTERM")
     assert [f["finished"] for f in found] == [False, False]
     assert state(tmp_path, 5)["finished"] is False
     ranks.run(2, train_toy, tmp_path, settings)
@@ -243,6 +248,42 @@ def test_a_weight_that_is_no_number_in_one_process_ends_all(tmp_path, mode):
     with pytest.raises(ranks.RankError, match="FloatingPointError|PeerError"):
         ranks.run(2, train_toy, tmp_path, {"parallel": mode, "log_every": 50}, "nan")
     assert [p.name for p in tmp_path.glob("step_*")] == ["step_0000003"]
+
+
+def torchrun(directory, *arguments, **environ):
+    """The output of two processes of ``rank_work.py`` that are expected to fail."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command += ["--master_port", str(ranks.free_port()), str(ROOT / "tests/rank_work.py")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2",
+        **environ,
+    }
+    result = subprocess.run(
+        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 1, result.stderr
+    assert [p.name for p in directory.glob("step_*")] == ["step_0000003"]
+    return result.stderr
+
+
+def test_a_killed_process_ends_the_job_with_what_happened(tmp_path):
+    """As when the machine runs out of memory."""
+    said = torchrun(tmp_path, "fsdp", str(tmp_path), "30", "SIGKILL")
+    assert "PeerError: another process of this run died" in said
+    assert "rank      : 1" in said and "Signal 9 (SIGKILL)" in said
+    ranks.run(2, train_toy, tmp_path, {"parallel": "fsdp"})
+    assert state(tmp_path)["finished"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_process_that_hangs_is_not_waited_for_forever(tmp_path, mode):
+    said = torchrun(tmp_path, mode, str(tmp_path), "0.1", "SIGSTOP")
+    assert "did not answer within train.timeout_minutes" in said and "6000ms" in said
 
 
 # ---- what was asked for, and what was started
