@@ -138,20 +138,18 @@ def prepare(
         settings["gradient_clipping"] = train.grad_clip
         if train.precision == "bf16":
             settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0  # ZeRO-3 takes a step on nothing to make its moments
         kept = dict(optimizer.state)
         optimizer.state.clear()
-        prepared = accelerator.prepare(model, optimizer)
-        zero.set_moments(kept)
-        return prepared
+        engine, wrapped = accelerator.prepare(model, optimizer)
+        zero.set_moments(wrapped.optimizer, kept)
+        return engine, wrapped
     return accelerator.prepare(model, optimizer)
 
 
 def moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
     """What the optimiser keeps of a parameter; with shards, every process has to ask."""
-    if zero.is_optimised(parameter):
-        return zero.moments(parameter)
+    if zero.is_zero(optimizer):
+        return zero.moments(optimizer, parameter)
     return {k: torch.as_tensor(v) for k, v in optimizer.state.get(parameter, {}).items()}
 
 
@@ -177,16 +175,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         return tensor.full_tensor()
     if _is_partitioned(tensor):
-        with deepspeed_gathered([tensor]):
+        with zero.gathered(tensor):
             return tensor.detach().clone()
     return tensor
-
-
-def deepspeed_gathered(parameters: list[Any]) -> Any:
-    """A context in which parameters under ZeRO-3 are whole."""
-    from deepspeed.zero import GatheredParameters
-
-    return GatheredParameters(parameters)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

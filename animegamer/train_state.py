@@ -49,14 +49,14 @@ class Average:
             shadow.copy_(kept)
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainState:
     """Trained weights, averages and the optimiser's moments, whole or sharded.
 
     Attributes:
         model: all of it.
         named: the parameters that train, by name.
-        optimizer: torch's, not wrapped.
+        optimizer: torch's, or DeepSpeed's around it; not Accelerate's.
         average: of the parameters that train.
     """
 

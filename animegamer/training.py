@@ -150,6 +150,7 @@ def fit(
     start = int(past.get("step", 0))
     cursor = int(past.get("samples", schedule.before(start)))
     wrapped, optimizer = parallel.prepare(accelerator, train, model, optimizer)
+    state.optimizer = optimizer.optimizer
     if accelerator.scaler is not None and "scaler" in past:
         accelerator.scaler.load_state_dict(past["scaler"])
     log = Log(run.path, train, start, past.get("log", {})) if main else None

@@ -15,34 +15,48 @@ from torch.nn import functional
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def is_optimised(parameter: nn.Parameter) -> bool:
-    """Whether ZeRO holds the parameter's moments."""
-    return _holder(parameter) is not None
+def gathered(parameter: nn.Parameter) -> Any:
+    """A context in which a parameter under ZeRO-3 is whole."""
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters([parameter])
 
 
-def moments(parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+def is_zero(optimizer: Any) -> bool:
+    """Whether the optimiser is DeepSpeed's, around torch's."""
+    return _flat(optimizer) is not None
+
+
+def _flat(optimizer: Any) -> list[torch.Tensor] | None:
+    """The flat vectors that this process optimises: of ZeRO-3, or of ZeRO-2."""
+    second = getattr(optimizer, "single_partition_of_fp32_groups", None)
+    return getattr(optimizer, "fp32_partitioned_groups_flat", second)
+
+
+def moments(optimizer: Any, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
     """``exp_avg``, ``exp_avg_sq`` and ``step`` of a parameter; every process has to ask."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
     found = {key: safe_get_full_optimizer_state(parameter, key) for key in _MOMENTS}
-    steps = [state["step"] for state in _holder(parameter).optimizer.state.values() if state]
-    return {**found, "step": torch.as_tensor(steps[0])}
+    steps = [state["step"] for state in optimizer.optimizer.state.values() if "step" in state]
+    return {**found, "step": torch.as_tensor(steps[0]).clone()}
 
 
-def set_moments(kept: dict[nn.Parameter, dict[str, torch.Tensor]]) -> None:
-    """Hands the moments of a checkpoint to ZeRO; every process gives the same."""
+def set_moments(optimizer: Any, kept: dict[nn.Parameter, dict[str, torch.Tensor]]) -> None:
+    """Gives ZeRO its first moments: zeros, or a checkpoint's; every process gives the same.
+
+    ZeRO would make them in its first step, but with several parameter groups ZeRO-2 then never
+    finds those of the later ones again.
+    """
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
-    if not kept:
-        return
-    zero = _holder(next(iter(kept)))
-    partitioned = hasattr(zero, "fp32_partitioned_groups_flat")  # ZeRO-3
+    step = next(iter(kept.values()))["step"] if kept else torch.zeros(())
+    for flat in _flat(optimizer) or ():
+        made = {key: torch.zeros_like(flat) for key in _MOMENTS}
+        optimizer.optimizer.state[flat] = {**made, "step": step.clone().to(flat.device)}
+    partitioned = hasattr(optimizer, "fp32_partitioned_groups_flat")
     if not partitioned:
-        step = next(iter(kept.values()))["step"]
-        for flat in zero.single_partition_of_fp32_groups:
-            made = {key: torch.zeros_like(flat) for key in _MOMENTS}
-            zero.optimizer.state[flat] = {**made, "step": step.clone().to(flat.device)}
-        zero._lazy_init_hp_params_optimizer_state()
+        optimizer._lazy_init_hp_params_optimizer_state()
     for parameter, state in kept.items():
         for key in _MOMENTS:
             value = state[key].to(parameter.device)
@@ -50,9 +64,6 @@ def set_moments(kept: dict[nn.Parameter, dict[str, torch.Tensor]]) -> None:
                 safe_set_local_optimizer_state(parameter, _own_part(value, parameter), key)
             else:
                 safe_set_full_optimizer_state(parameter, value, key)
-    if partitioned:
-        for state in zero.optimizer.state.values():
-            state["step"] = next(iter(kept.values()))["step"].clone().to(state["step"].device)
 
 
 def _own_part(value: torch.Tensor, parameter: Any) -> torch.Tensor:
@@ -61,8 +72,3 @@ def _own_part(value: torch.Tensor, parameter: Any) -> torch.Tensor:
     start = size * torch.distributed.get_rank()
     part = value.flatten()[start : start + size]
     return functional.pad(part, (0, size - part.numel()))
-
-
-def _holder(parameter: Any) -> Any:
-    """The ZeRO optimiser of a parameter, or None."""
-    return getattr(parameter, "_z3_optimizer", getattr(parameter, "_zero_optimizer", None))
