@@ -49,6 +49,7 @@ setup(
     ],
     extras_require={
         "quantised": ["bitsandbytes>=0.48"],  # int8 and nf4 weights of the MLLM, on a GPU
+        "deepspeed": ["deepspeed>=0.19"],  # ZeRO (train.parallel=deepspeed); builds on the machine
         "dev": ["pytest>=9", "ruff>=0.15", "mypy>=1.19", "types-PyYAML>=6.0.12", "pre-commit>=4"],
     },
 )

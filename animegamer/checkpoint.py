@@ -39,8 +39,24 @@ class RunDirectory:
         CheckpointError: if the directory holds a run with another configuration.
     """
 
-    # What may change between two starts of one run without changing its results.
-    FREE = ("train.run", "train.threads", "train.keep", "train.save_every", "data.workers")
+    # What may change between two starts of one run without changing its results. How many samples
+    # a step sees may not, however they are divided: the training loop checks it.
+    FREE = (
+        "train.run",
+        "train.threads",
+        "train.keep",
+        "train.save_every",
+        "train.parallel",
+        "train.processes",
+        "train.checkpoint",
+        "train.timeout_minutes",
+        "train.batch_size",
+        "train.first_frame_batch",
+        "train.accumulate",
+        "decoder.gradient_checkpointing",
+        "mllm.gradient_checkpointing",
+        "data.workers",
+    )
     FREE_SECTIONS = ("play", "evaluate", "assemble")
 
     def __init__(self, path: str | Path, config: Config) -> None:
@@ -48,11 +64,12 @@ class RunDirectory:
         self.config = config
         self.path.mkdir(parents=True, exist_ok=True)
         stored = self.path / "config.yaml"
+        self.started = to_tree(config)  # what the run was started with
         if stored.is_file():
-            old = yaml.safe_load(stored.read_text(encoding="utf-8"))
+            self.started = yaml.safe_load(stored.read_text(encoding="utf-8"))
             changed = [
                 line
-                for line in differences(old, to_tree(config))
+                for line in differences(self.started, to_tree(config))
                 if line.split(":")[0] not in self.FREE
                 and line.split(".")[0] not in self.FREE_SECTIONS
             ]

@@ -213,7 +213,8 @@ class TrainConfig:
         init: run or checkpoint directory whose weights this run starts from, or None.
         trainable: what trains; each entry must match parameters.
         steps: optimiser steps.
-        batch_size: samples a step and process.
+        batch_size: samples of a micro-batch and process: a step sees ``batch_size`` x
+            ``accumulate`` x processes.
         lr: peak learning rate.
         lr_groups: other peak rates by trainable entry.
         matrix_lr: peak rate of the weight matrices of linear layers, which Muon then trains in
@@ -238,6 +239,12 @@ class TrainConfig:
         log_every: steps between log lines.
         seed: of everything random.
         threads: torch threads; 0 leaves it to torch.
+        parallel: what several processes share: the samples of a step (``ddp``), or the weights,
+            gradients and moments too (``fsdp``; ``deepspeed`` with ZeRO-2 or 3).
+        processes: how many there have to be; 0 takes as many as were started.
+        checkpoint: weights, averages and moments in one file each, or ``sharded``: every process
+            of ``fsdp`` writes its share. The exported networks are whole in both.
+        timeout_minutes: how long a process waits for the others before the job ends.
     """
 
     run: str = "runs/unnamed"
@@ -268,6 +275,10 @@ class TrainConfig:
     log_every: int = 20
     seed: int = 0
     threads: int = 0
+    parallel: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
+    processes: int = 0
+    checkpoint: Literal["full", "sharded"] = "full"
+    timeout_minutes: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -625,6 +636,7 @@ def check(config: Config) -> None:
         )
     if not 0 <= train.ema_decay < 1:
         raise ConfigError(f"train.ema_decay is {train.ema_decay}, expected 0 <= decay < 1")
+    _check_parallel(train)
     if play.window < 1 or play.sink not in (0, 1):
         raise ConfigError(
             f"play.window is {play.window} and play.sink {play.sink}, expected window >= 1 "
@@ -645,3 +657,27 @@ def check(config: Config) -> None:
             f"sampling.steps is {config.sampling.steps}, expected 1 to "
             f"{config.diffusion.train_steps}"
         )
+
+
+def _check_parallel(train: TrainConfig) -> None:
+    if train.processes < 0 or train.timeout_minutes <= 0:
+        raise ConfigError(
+            f"train.processes is {train.processes} and train.timeout_minutes "
+            f"{train.timeout_minutes}, expected processes >= 0 and a timeout above 0"
+        )
+    if train.checkpoint == "sharded" and train.parallel != "fsdp":
+        raise ConfigError(
+            f"train.checkpoint is sharded and train.parallel {train.parallel}: only fsdp has "
+            "shards to write; set train.checkpoint=full"
+        )
+    if train.parallel != "ddp" and train.precision == "fp16":
+        raise ConfigError(
+            f"train.parallel is {train.parallel} and train.precision fp16: set it to bf16 or no"
+        )
+    if train.parallel == "deepspeed":
+        for key in ("ema_decay", "matrix_lr"):
+            if getattr(train, key):
+                raise ConfigError(
+                    f"train.{key} is {getattr(train, key)}: DeepSpeed does not do this; set it to "
+                    "0, or train.parallel to ddp or fsdp"
+                )

@@ -1,7 +1,8 @@
 """Typed batches and the datasets that make them; training reads feature shards, never video.
 
-What the ``index``-th sample is follows from the seed and the index alone, so that a resumed run
-goes on with exactly the samples that were next, and processes share them without overlap.
+What the ``index``-th sample is, and the noise on it, follows from the seed and the index alone: a
+resumed run goes on with exactly the samples that were next, and any number of processes that share
+them compute what one would.
 
 Axis letters: B batch, F latent frames, C latent channels, H x W latent grid, N tokens of s_a, D
 width.
@@ -9,15 +10,12 @@ width.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 
-from animegamer.config import TrainConfig
 from animegamer.features import FeatureStore
 from animegamer.game import MotionScope
 from animegamer.records import Shot
@@ -35,6 +33,7 @@ class ShotBatch:
         text_kept: (B,) bool, False where condition dropout empties the action text.
         image_kept: (B,) bool, False where it zeroes the visual reference.
         s_a_hat: (B, N, D) float, cached MLLM predictions; stage 3 only.
+        seeds: one a sample, of its noise in training; empty where none is drawn by sample.
     """
 
     latents: torch.Tensor
@@ -44,11 +43,18 @@ class ShotBatch:
     text_kept: torch.Tensor
     image_kept: torch.Tensor
     s_a_hat: torch.Tensor | None = None
+    seeds: tuple[int, ...] = ()
 
     def to(self, device: torch.device) -> ShotBatch:
         """The batch on another device."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return ShotBatch(**{k: v if v is None else v.to(device) for k, v in moved.items()})
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {k: v.to(device) for k, v in own.items() if isinstance(v, torch.Tensor)}
+        return replace(self, **tensors)
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """Seed of the noise on a sample, from the run's seed and the sample's number."""
+    return int(np.random.default_rng((seed, 5, index)).integers(2**62))
 
 
 class Shuffle:
@@ -116,7 +122,8 @@ class ShotDataset:
             rows.append(self.shots[self.order[index]])
             draw = np.random.default_rng((self.seed, 1, index)).random(2)
             kept.append((draw[0] >= self.text_dropout, draw[1] >= self.image_dropout))
-        return self.collate(rows, np.array(kept), frames)
+        seeds = tuple(sample_seed(self.seed, index) for index in range(first, first + size))
+        return replace(self.collate(rows, np.array(kept), frames), seeds=seeds)
 
     def collate(
         self, shots: Sequence[Shot], kept: np.ndarray | None = None, frames: int | None = None
@@ -141,33 +148,3 @@ class ShotDataset:
             image_kept=torch.from_numpy(kept[:, 1].copy()),
             s_a_hat=s_a_hat,
         )
-
-
-def first_frame_schedule(
-    train: TrainConfig, batch: Callable[[int, int, int | None], Any]
-) -> Callable[[int, int], Any]:
-    """Micro-batches of a run that may begin on first frames only.
-
-    Deviation: the paper's base has learnt images before; ours learns them in the first
-    ``train.first_frame_share`` of its steps, where one latent frame costs a fifth.
-
-    Args:
-        train: batch sizes, steps and the share.
-        batch: (first sample, size, latent frames or None) -> a batch.
-
-    Returns:
-        (micro-batch number, process) -> that batch, for ``training.fit``. Processes read disjoint
-        samples: the number of processes is taken from the environment that Accelerate sets.
-    """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    images = round(train.steps * train.accumulate * train.first_frame_share)
-    small = train.first_frame_batch or train.batch_size
-
-    def make(number: int, process: int) -> Any:
-        if number < images:
-            return batch((number * world + process) * small, small, 1)
-        start = images * world * small
-        place = ((number - images) * world + process) * train.batch_size
-        return batch(start + place, train.batch_size, None)
-
-    return make

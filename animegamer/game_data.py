@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from animegamer.config import DataConfig
-from animegamer.data import Shuffle
+from animegamer.data import Shuffle, sample_seed
 from animegamer.game import GameState, InstructionError, MotionScope, Turn
 from animegamer.language import IGNORE, Language, Rendered
 from animegamer.records import Episode, Shot
 
 Features = Mapping[str, Mapping[str, np.ndarray]]
-_POOL = 16  # batches whose samples are sorted by length together
+_POOL = 16  # steps whose samples are sorted by length together
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class GameBatch:
         f_v: (B, T, N_v, W_v) float, zeros where there is no turn; None in play.
         f_md: (B, T, N_t, W_t) float, likewise.
         s_a: (B, T, N, D) float, history and target at once.
+        seeds: one a sample, of the noise on its history in training; empty elsewhere.
     """
 
     ids: torch.Tensor
@@ -68,13 +69,21 @@ class GameBatch:
     f_v: torch.Tensor | None = None
     f_md: torch.Tensor | None = None
     s_a: torch.Tensor | None = None
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def weight(self) -> float:
+        """What the mean loss is taken over, up to a factor: every predicted turn weighs the same.
+
+        Turns have equally many state tokens and queries, so the former count for both.
+        """
+        return float((self.labels != IGNORE).sum())
 
     def to(self, device: torch.device | str) -> GameBatch:
         """The batch on another device."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(
-            self, **{k: v.to(device, non_blocking=True) for k, v in moved.items() if v is not None}
-        )
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {k: v for k, v in own.items() if isinstance(v, torch.Tensor)}
+        return replace(self, **{k: v.to(device, non_blocking=True) for k, v in tensors.items()})
 
 
 class GameDataset:
@@ -91,8 +100,8 @@ class GameDataset:
         language: renders the turns.
         config: ``min_turns``, ``max_turns``, ``sink_share`` and ``supervise_first``.
         seed: of the drawing.
-        group: samples of a batch. Above 1, samples of similar length are put next to each other
-            within every 16 batches, which saves most of the padding.
+        group: samples of a step, over all processes. Above 1, samples of similar length are put
+            next to each other within every 16 steps, which saves most of the padding.
 
     Raises:
         ValueError: if the episodes give nothing to predict, or an instruction does not fit a turn.
@@ -147,12 +156,17 @@ class GameDataset:
 
     def sample(self, index: int) -> GameSample:
         """The subset of an index, with its features."""
-        shots, supervised = self.plan(self._position(index))
-        return sample_of(shots, supervised, self.features, self.language)
+        return self._sample(self._position(index))
+
+    def _sample(self, position: int) -> GameSample:
+        return sample_of(*self.plan(position), self.features, self.language)
 
     def batch(self, start: int, size: int) -> GameBatch:
         """The samples ``start`` to ``start + size - 1``, collated."""
-        return collate([self.sample(index) for index in range(start, start + size)])
+        positions = [self._position(index) for index in range(start, start + size)]
+        samples = [self._sample(position) for position in positions]
+        seeds = tuple(sample_seed(self.seed, position) for position in positions)
+        return replace(collate(samples), seeds=seeds)
 
     def plan(self, position: int) -> tuple[list[Shot], list[bool]]:
         """Which shots are in view, and which of them are predicted, before sorting by length."""

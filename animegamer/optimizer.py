@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from animegamer.config import ConfigError, TrainConfig
+from animegamer.parallel import sharded_like, whole
 
 _MOMENTUM = 0.95
 # Quintic Newton-Schulz iteration with the coefficients and steps of torch.optim.Muon.
@@ -88,7 +89,9 @@ class MuonAdamW(torch.optim.AdamW):
                 ahead = matrix.grad.lerp(state["momentum"], _MOMENTUM)
                 size = 0.2 * math.sqrt(max(matrix.shape))  # makes the mean square that of AdamW
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])
-                matrix.add_(orthogonal(ahead).to(matrix.dtype), alpha=-group["lr"] * size)
+                # Of a matrix in shards every process computes the whole, and takes its own rows.
+                update = sharded_like(orthogonal(whole(ahead)).to(matrix.dtype), matrix)
+                matrix.add_(update, alpha=-group["lr"] * size)
                 matrix.grad = None  # AdamW passes over it
         return super().step(closure)
 

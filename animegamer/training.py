@@ -1,13 +1,15 @@
 """The one training loop: explicit, over Accelerate, resumable bit for bit.
 
-Everything random in a step follows from the seed and the step's number, so a checkpoint needs no
-generator states and a killed run goes on as if nothing had happened.
+Everything random in a step follows from the seed, the step's number and the samples' numbers, so a
+checkpoint needs no generator states and a killed run goes on as if nothing had happened. With other
+processes than before it goes on, too, with the sample that is next.
 """
 
 from __future__ import annotations
 
 import math
 import signal
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -17,16 +19,19 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file, save_file
 from torch import nn
 
+from animegamer import parallel
 from animegamer.checkpoint import CheckpointError, RunDirectory
-from animegamer.config import Config, TrainConfig
+from animegamer.config import Config
 from animegamer.optimizer import build_optimizer
+from animegamer.schedule import SampleSchedule, learning_rate_factor
+from animegamer.train_state import Average, TrainState
 from animegamer.training_log import Log
 
-Batch = Callable[[int, int], Any]
-"""(micro-batch number, process) -> that batch; there are ``accumulate`` of them a step."""
+Batch = Callable[..., Any]
+"""(first sample, size) -> a batch; with ``frames=1`` too in steps on first frames. A batch has
+``to(device)``, and a ``weight`` if its mean loss is over more or less than others' are."""
 
 
 def select_trainable(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, list[str]]:
@@ -77,43 +82,6 @@ def parameter_table(model: nn.Module, groups: dict[str, list[str]]) -> str:
     return "\n".join([*rows, f"{'trainable of all':32s} {total}"])
 
 
-def learning_rate_factor(config: TrainConfig, step: int) -> float:
-    """Share of the peak rate at ``step`` (0 is the first)."""
-    rise = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    if config.schedule == "constant":
-        return rise
-    done = max(0, step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    fall = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-    return rise * (config.min_lr_share + (1 - config.min_lr_share) * fall)
-
-
-class Average:
-    """Exponential moving average of the trained parameters (rises to ``decay`` at the start)."""
-
-    def __init__(self, parameters: dict[str, nn.Parameter], decay: float) -> None:
-        self.decay = decay
-        self.parameters = parameters
-        self.shadow = {k: p.detach().clone() for k, p in parameters.items()} if decay else {}
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Takes the parameters after ``step`` steps in."""
-        if self.shadow:
-            decay = min(self.decay, (1 + step) / (10 + step))
-            torch._foreach_lerp_(
-                list(self.shadow.values()), [p.data for p in self.parameters.values()], 1 - decay
-            )
-
-    @torch.no_grad()
-    def swap(self) -> None:
-        """Exchanges parameters and averages; a second call undoes it."""
-        for name, shadow in self.shadow.items():
-            parameter = self.parameters[name]
-            kept = parameter.detach().clone()
-            parameter.copy_(shadow)
-            shadow.copy_(kept)
-
-
 class Stop:
     """Turns SIGTERM and Ctrl-C into a clean end after the current step; a second one kills."""
 
@@ -145,12 +113,12 @@ def fit(
     export: Callable[[Path], None] | None = None,
     parents: dict[str, str] | None = None,
 ) -> bool:
-    """Trains ``model``: ``loss, metrics = model(batch(number, process))``.
+    """Trains ``model``: ``loss, metrics = model(batch(first, size))``.
 
     Args:
         config: the resolved configuration; its ``train`` section rules.
         model: module whose forward takes a batch and gives a scalar loss and metrics.
-        batch: gives a micro-batch by number and process, and depends on nothing else.
+        batch: gives the samples from a number on, and depends on nothing else.
         validate: called with the averaged weights in place, the step and a directory for sheets.
         export: writes the model in its public formats, averaged weights in place.
         parents: fingerprints of the checkpoints that this run starts from.
@@ -161,77 +129,108 @@ def fit(
     Raises:
         CheckpointError: the run directory belongs to another configuration or parent.
         FloatingPointError: the loss or a weight is not finite; the last checkpoint is whole.
+        LaunchError: the processes are not those, or not in the mode, that is configured.
+        PeerError: another process died or hangs.
     """
     train = config.train
     if train.threads:
         torch.set_num_threads(train.threads)
-    accelerator = Accelerator(mixed_precision=train.precision)
+    accelerator = parallel.start(train)
+    rank, main = accelerator.process_index, accelerator.is_main_process
     run = RunDirectory(train.run, config)
     groups = select_trainable(model, train.trainable)
-    model.to(accelerator.device)  # before the averages are copied from it
+    table = parameter_table(model, groups)
+    parallel.place(accelerator, train.parallel, model)  # before averages and moments are made of it
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    optimizer = build_optimizer(train, model, groups)
     average = Average(named, train.ema_decay)
-    state = _resume(run, named, optimizer, average, parents or {})
-    start = int(state.get("step", 0))
-    model, optimizer = accelerator.prepare(model, optimizer)
-    if accelerator.scaler is not None and "scaler" in state:
-        accelerator.scaler.load_state_dict(state["scaler"])
-    main = accelerator.is_main_process
-    log = Log(run.path, train, start, state.get("log", {})) if main else None
+    optimizer = build_optimizer(train, model, groups)
+    state = TrainState(model, named, optimizer, average)
+    schedule = SampleSchedule(train, accelerator.num_processes)
+    past = _resume(run, state, schedule, parents or {})
+    start = int(past.get("step", 0))
+    cursor = int(past.get("samples", schedule.before(start)))
+    wrapped, optimizer = parallel.prepare(accelerator, train, model, optimizer)
+    state.optimizer = optimizer.optimizer
+    if accelerator.scaler is not None and "scaler" in past:
+        accelerator.scaler.load_state_dict(past["scaler"])
+    log = Log(run.path, train, start, past.get("log", {})) if main else None
     if log is not None:
-        log.text(parameter_table(accelerator.unwrap_model(model), groups))
+        split = ", ".join(f"{k} {v}" for k, v in schedule.split().items())
+        log.text(f"{train.parallel}: {split}; from sample {cursor} on\n{table}")
 
-    def save(step: int) -> None:
+    def load(step: int, cursor: int) -> list[Any]:
+        size, frames = schedule.micro_batch(step)
+        options = {} if frames is None else {"frames": frames}
+        return [batch(first, size, **options) for first in schedule.firsts(step, cursor, rank)]
+
+    def save(step: int, cursor: int) -> None:
+        _check_finite(accelerator, named, step)
+        write = partial(state.write, export=export, sharded=train.checkpoint == "sharded")
         if log is not None:
-            _check_finite(named, step)
-
-            state: dict[str, Any] = {"parents": parents or {}, "finished": step >= train.steps}
-            state["log"] = log.pending()
+            record = {"parents": parents or {}, "finished": step >= train.steps, "samples": cursor}
+            record |= {"split": schedule.split(), "log": log.pending()}
             if accelerator.scaler is not None:
-                state["scaler"] = accelerator.scaler.state_dict()
-            write = partial(_write, named, average, optimizer.optimizer, export)
-            run.save(step, state, write, train.keep)
+                record["scaler"] = accelerator.scaler.state_dict()
+            run.save(step, record, write, train.keep)
+        else:
+            write(None)
         accelerator.wait_for_everyone()
 
-    with Stop() as stop, ThreadPoolExecutor(1) as ahead:
+    with parallel.peers(), Stop() as stop, ThreadPoolExecutor(1) as ahead:
         step, saved = start, start
-        rank = accelerator.process_index
-        parts = train.accumulate
-        upcoming = ahead.submit(batch, step * parts, rank)
-        while step < train.steps and not _stopping(accelerator, stop):
+        upcoming = ahead.submit(load, step, cursor)
+        while step < train.steps and not parallel.any_of(accelerator, stop.requested):
             torch.manual_seed(hash((train.seed, step, rank)) % 2**63)
             factor = learning_rate_factor(train, step)
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * factor
             model.train()
-            for part in range(parts):
-                current = upcoming.result().to(accelerator.device)
-                upcoming = ahead.submit(batch, step * parts + part + 1, rank)
-                with accelerator.no_sync(model) if part + 1 < parts else nullcontext():
-                    loss, metrics = model(current)
-                    accelerator.backward(loss / parts)
+            parts = upcoming.result()
+            cursor += schedule.samples(step)
+            upcoming = ahead.submit(load, step + 1, cursor)
+            values: dict[str, torch.Tensor] = {}
+            for number, share in enumerate(_shares(accelerator, parts)):
+                last = number + 1 == len(parts)
+                with nullcontext() if last else accelerator.no_sync(wrapped):
+                    with accelerator.autocast():
+                        loss, metrics = wrapped(parts[number].to(accelerator.device))
+                    parallel.backward(accelerator, loss.float() * share, last)
+                _add(values, share, {"loss": loss, **metrics})
             norm = accelerator.clip_grad_norm_(list(named.values()), train.grad_clip)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
             average.update(step)
+            values = parallel.mean(accelerator, values)
+            norm = parallel.whole(torch.as_tensor(norm))
             if log is not None:
-                log.step(step, loss, norm, train.lr * factor, metrics)
-            if (
-                validate is not None
-                and train.validate_every
-                and (step % train.validate_every == 0 or step == train.steps)
-            ):
+                log.step(step, values.pop("loss"), norm, train.lr * factor, values)
+            due = train.validate_every and step % train.validate_every == 0
+            if validate is not None and train.validate_every and (due or step == train.steps):
                 _validate(accelerator, model, average, validate, step, run, log)
             if step % train.save_every == 0:
-                save(step)
+                save(step, cursor)
                 saved = step
         if step != saved:
-            save(step)
+            save(step, cursor)
     if log is not None:
         log.close(step, stopped=step < train.steps)
     return step >= train.steps
+
+
+def _shares(accelerator: Accelerator, parts: list[Any]) -> list[float]:
+    """What each micro-batch's loss counts for, so that the gradient is that of one large batch."""
+    weights = [getattr(part, "weight", 1.0) for part in parts]
+    total = torch.tensor(sum(weights), dtype=torch.float64, device=accelerator.device)
+    if accelerator.num_processes > 1 and hasattr(parts[0], "weight"):
+        total = accelerator.reduce(total, "mean")
+    return [weight / total.item() for weight in weights]
+
+
+def _add(values: dict[str, torch.Tensor], share: float, more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        value = torch.as_tensor(value).detach().float() * share
+        values[name] = values[name] + value if name in values else value
 
 
 def _validate(
@@ -243,103 +242,67 @@ def _validate(
     run: RunDirectory,
     log: Log | None,
 ) -> None:
-    if log is not None:
+    """In the main process; with shards in all of them, as every forward pass needs them all."""
+    if log is not None or parallel.is_sharded(model):
         average.swap()
-        accelerator.unwrap_model(model).eval()
-        with torch.no_grad():
-            log.validation(step, validate(step, run.path))
+        model.eval()
+        with (
+            tempfile.TemporaryDirectory() as scrap,
+            parallel.callable_in_parts(model),
+            torch.no_grad(),
+        ):
+            values = validate(step, run.path if log is not None else Path(scrap))
         average.swap()
+        if log is not None:
+            log.validation(step, values)
     accelerator.wait_for_everyone()
 
 
-def _write(
-    named: dict[str, nn.Parameter],
-    average: Average,
-    optimizer: torch.optim.Optimizer,
-    export: Callable[[Path], None] | None,
-    directory: Path,
-) -> None:
-    """What a checkpoint holds beside its ``state.json``."""
-    weights = {k: p.detach().contiguous() for k, p in named.items()}
-    save_file(weights, directory / "trained.safetensors")
-    if average.shadow:
-        save_file(average.shadow, directory / "average.safetensors")
-    save_file(_optimizer_tensors(optimizer, named), directory / "optimizer.safetensors")
-    if export is not None:
-        average.swap()
-        export(directory / "export")
-        average.swap()
-
-
-def _optimizer_tensors(
-    optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter]
-) -> dict[str, torch.Tensor]:
-    tensors = {}
-    for name, parameter in named.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}:{key}"] = torch.as_tensor(value).detach().contiguous()
-    return tensors
-
-
-def _stopping(accelerator: Accelerator, stop: Stop) -> bool:
-    """Whether any process was asked to stop: all end after the same step, or none could save."""
-    if accelerator.num_processes == 1:
-        return stop.requested
-    flag = torch.tensor(float(stop.requested), device=accelerator.device)
-    return accelerator.reduce(flag, "sum").item() > 0
-
-
-def _check_finite(named: dict[str, nn.Parameter], step: int) -> None:
-    for name, parameter in named.items():
-        if not parameter.isfinite().all():
-            raise FloatingPointError(
-                f"{name} is not finite after step {step}, nothing is saved: lower train.lr, or use "
-                "train.precision=no; the last checkpoint is whole"
-            )
+def _check_finite(accelerator: Accelerator, named: dict[str, nn.Parameter], step: int) -> None:
+    broken = [n for n, p in named.items() if not parallel.local(p).isfinite().all()]
+    if parallel.any_of(accelerator, bool(broken)):
+        raise FloatingPointError(
+            f"{broken[0] if broken else 'a weight'} is not finite after step {step}, nothing is "
+            "saved: lower train.lr, or use train.precision=no; the last checkpoint is whole"
+        )
 
 
 def _resume(
-    run: RunDirectory,
-    named: dict[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    average: Average,
-    parents: dict[str, str],
+    run: RunDirectory, state: TrainState, schedule: SampleSchedule, parents: dict[str, str]
 ) -> dict[str, Any]:
     """Loads the newest checkpoint and returns its ``state.json``, or {} at the start of a run."""
     latest = run.latest()
+    directory, past = latest if latest is not None else (run.path, {})
+    _check_split(run, past, schedule)
     if latest is None:
         return {}
-    directory, state = latest
-    changed = [k for k, old in state["parents"].items() if parents.get(k) != old]
+    changed = [k for k, old in past["parents"].items() if parents.get(k) != old]
     if changed:
         raise CheckpointError(
             f"{directory} builds on other files than there are now ({', '.join(changed)} changed): "
             "put them back, or set train.run to a new directory"
         )
-    try:
-        weights = load_file(directory / "trained.safetensors")
-        moments = load_file(directory / "optimizer.safetensors")
-        shadow = load_file(directory / "average.safetensors") if average.shadow else {}
-    except Exception as error:
-        raise CheckpointError(
-            f"{directory} is damaged ({error}): delete it, and the one before it is used"
-        ) from error
-    for kept in (weights, *([shadow] if average.shadow else [])):
-        for name in sorted(named.keys() ^ kept.keys()):
+    state.read(directory)
+    return past
+
+
+def _check_split(run: RunDirectory, past: dict[str, Any], schedule: SampleSchedule) -> None:
+    """A step has to see as many samples as before, unless only the processes are more or fewer."""
+    now, started = schedule.split(), run.started["train"]
+    then = past.get("split")
+    if then is None:
+        then = {k: started[k] for k in ("accumulate", "batch_size")}
+        then["first_frame_batch"] = started["first_frame_batch"] or started["batch_size"]
+        then["processes"] = now["processes"]
+    for size in ("batch_size", "first_frame_batch"):
+        each = {k: (then[k], now[k]) for k in (size, "accumulate", "processes")}
+        before, after = (math.prod(v[i] for v in each.values()) for i in (0, 1))
+        settings = {k: v for k, v in each.items() if v[0] != v[1] and k != "processes"}
+        if before != after and settings:
+            said = "; ".join(f"train.{k}: {a} -> {b}" for k, (a, b) in settings.items())
             raise CheckpointError(
-                f"{directory} is of another model: {name} is "
-                + ("missing" if name in named else "unexpected")
+                f"{run.path} holds a run with another configuration: {said}. Its steps saw "
+                f"{before} samples, these {after} ({size} x accumulate x {now['processes']} "
+                "processes): make them as many, undo the change, or set train.run to a new "
+                "directory"
             )
-    for name, parameter in named.items():
-        if weights[name].shape != parameter.shape:
-            raise CheckpointError(
-                f"{directory} is of another model: {name} is {tuple(weights[name].shape)}, "
-                f"expected {tuple(parameter.shape)}"
-            )
-        parameter.data.copy_(weights[name])
-        if average.shadow:
-            average.shadow[name].copy_(shadow[name])
-        own = {k.rpartition(":")[2]: v for k, v in moments.items() if k.rpartition(":")[0] == name}
-        if own:
-            optimizer.state[parameter] = own
-    return state

@@ -85,7 +85,7 @@ def train_text(config: Config) -> None:
     run = schedule(config, "t5", sizes.text_encoder.train)
     torch.manual_seed(run.train.seed)
     t5 = text.build_t5(sizes.text_encoder, pieces)
-    data = text.Corrupted(ids, pieces, run.train.batch_size, run.train.seed)
+    data = text.Corrupted(ids, pieces, run.train.seed)
     train_to_end(run, text.TextLoss(t5), data)
 
     def write_t5(directory: Path) -> None:
@@ -104,7 +104,7 @@ def train_text(config: Config) -> None:
     run = schedule(config, "mistral", sizes.language_base.train)
     torch.manual_seed(run.train.seed)
     mistral = text.build_mistral(sizes.language_base, len(tokenizer))
-    train_to_end(run, text.TextLoss(mistral), text.Lines(ids, run.train.batch_size, run.train.seed))
+    train_to_end(run, text.TextLoss(mistral), text.Lines(ids, run.train.seed))
 
     def write_mistral(directory: Path) -> None:
         mistral.half().save_pretrained(directory)
@@ -130,8 +130,8 @@ def train_image_encoder(config: Config, clips: np.ndarray) -> None:
     tokens = image_encoder.tokenize(tokenizer, texts, sizes.text_length)
     torch.manual_seed(run.train.seed)
     model = image_encoder.build(sizes, paths, len(tokenizer))
-    data = image_encoder.CaptionedFrames(clips, tokens, paths, run.train.batch_size, run.train.seed)
-    first = image_encoder.CaptionedFrames(clips, tokens, paths, min(512, len(clips)), 1)(0, 0)
+    data = image_encoder.CaptionedFrames(clips, tokens, paths, run.train.seed)
+    first = image_encoder.CaptionedFrames(clips, tokens, paths, 1)(0, min(512, len(clips)))
     image_encoder.start_from_components(model, first.pixels)
     train_to_end(run, image_encoder.ContrastiveLoss(model), data)
     settings = image_encoder.model_config(sizes, paths, len(tokenizer))
@@ -161,7 +161,7 @@ def train_autoencoder(config: Config, clips: np.ndarray, decoder_alone: bool) ->
     run = replace(run, train=replace(run.train, trainable=trainable))
     before = autoencoder.psnr(model, held_out)
     print(f"before training: {before:.2f} dB on held-out clips")
-    data = autoencoder.Pixels(clips, run.train.batch_size, run.train.seed)
+    data = autoencoder.Pixels(clips, run.train.seed)
     train_to_end(run, autoencoder.AutoencoderLoss(model), data)
     print(f"after training: {autoencoder.psnr(model.eval(), held_out):.2f} dB on held-out clips")
     replace_directory(config.backbones.autoencoder, lambda d: model.half().save_pretrained(d))
@@ -175,9 +175,12 @@ def main(arguments: list[str] | None = None) -> Any:
     parser.add_argument("--config", default="configs/tiny/backbones.yaml")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     options = parser.parse_args(arguments)
-    from animegamer.config import load
+    from animegamer.config import ConfigError, load
+    from animegamer.parallel import process_count
 
     config = load(options.config, options.overrides)
+    if process_count() > 1:
+        raise ConfigError("the tiny backbones train in one process: start it without torchrun")
     parts = config.pretrain.parts
     if "text" in parts:
         train_text(config)

@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> Any:
 
     from animegamer import config as configuration
     from animegamer.checkpoint import exported, fingerprint
-    from animegamer.data import ShotDataset, first_frame_schedule
+    from animegamer.data import ShotDataset
     from animegamer.features import FeatureStore
     from animegamer.models.backbones import load_autoencoder
     from animegamer.models.decoder_files import save_decoder
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> Any:
     fit(
         config,
         model,
-        first_frame_schedule(train, data.batch),
+        data.batch,
         validate=lambda step, directory: validation(model, step, directory),
         export=export,
         parents=parents,

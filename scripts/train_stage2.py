@@ -20,8 +20,6 @@ def main(arguments: list[str] | None = None) -> Any:
     parser.add_argument("--config", default="configs/tiny/stage2.yaml")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     options = parser.parse_args(arguments)
-    import os
-
     import torch
 
     from animegamer import config as configuration
@@ -31,7 +29,9 @@ def main(arguments: list[str] | None = None) -> Any:
     from animegamer.models.encoder import ActionAwareEncoder
     from animegamer.models.mllm import NextStateMLLM
     from animegamer.models.state_model import StateModel
+    from animegamer.parallel import process_count
     from animegamer.records import read_episodes
+    from animegamer.schedule import SampleSchedule
     from animegamer.training import fit
     from data_pipeline.features import feature_source
 
@@ -39,6 +39,8 @@ def main(arguments: list[str] | None = None) -> Any:
     train = config.train
     if train.init is None:
         raise configuration.ConfigError("stage 2 needs train.init: the run of stage 1")
+    if train.first_frame_share:
+        raise configuration.ConfigError("stage 2 sees no frames: set train.first_frame_share=0")
     weights = exported(train.init)
     encoder = load_model(ActionAwareEncoder, weights / "encoder")
     torch.manual_seed(train.seed)
@@ -47,22 +49,18 @@ def main(arguments: list[str] | None = None) -> Any:
         config.backbones.language_base, config.mllm, encoder.num_tokens, width
     )
     if config.mllm.gradient_checkpointing:
-        mllm.mistral.gradient_checkpointing_enable()
+        mllm.mistral.gradient_checkpointing_enable({"use_reentrant": False})
     model = StateModel(encoder, mllm)
     source = feature_source(config.backbones)
     store = FeatureStore(config.data.features, source)
 
-    def games(directory: str, seed: int) -> GameDataset:
+    def games(directory: str, seed: int, group: int) -> GameDataset:
         episodes = read_episodes(Path(directory) / "shots.jsonl")
-        return GameDataset(
-            episodes, store, mllm.language, config.data, seed, group=train.batch_size
-        )
+        return GameDataset(episodes, store, mllm.language, config.data, seed, group=group)
 
-    data, held_out = games(config.data.train, train.seed), games(config.data.validation, 1)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-
-    def batch(number: int, process: int) -> Any:
-        return data.batch((number * world + process) * train.batch_size, train.batch_size)
+    together = SampleSchedule(train, process_count()).samples(train.steps)
+    data = games(config.data.train, train.seed, together)
+    held_out = games(config.data.validation, 1, train.batch_size)
 
     def validate(step: int, directory: Path) -> dict[str, float]:
         sums: dict[str, float] = {}
@@ -76,7 +74,7 @@ def main(arguments: list[str] | None = None) -> Any:
     fit(
         config,
         model,
-        batch,
+        data.batch,
         validate=validate,
         export=lambda directory: mllm.save_pretrained(directory / "mllm"),
         parents={

@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> Any:
 
     from animegamer import config as configuration
     from animegamer.checkpoint import CheckpointError, exported, fingerprint, load_model
-    from animegamer.data import ShotDataset, first_frame_schedule
+    from animegamer.data import ShotDataset
     from animegamer.features import FeatureError, FeatureStore
     from animegamer.models.backbones import load_autoencoder
     from animegamer.models.decoder_files import load_decoder, save_decoder
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> Any:
     fit(
         config,
         model,
-        first_frame_schedule(train, data.batch),
+        data.batch,
         validate=lambda step, directory: validation(model, step, directory),
         export=lambda directory: save_decoder(decoder, directory / "decoder"),
         parents={**source, **predictions.source, "init": fingerprint(weights / "decoder")},

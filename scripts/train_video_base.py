@@ -26,10 +26,10 @@ def main(arguments: list[str] | None = None) -> Any:
 
     from animegamer import config as configuration
     from animegamer.checkpoint import exported, load_model, replace_directory
-    from animegamer.data import first_frame_schedule
     from animegamer.features import FeatureStore
     from animegamer.models.backbones import load_text_encoder
     from animegamer.models.diffusion import signal_levels
+    from animegamer.parallel import is_main
     from animegamer.pretraining import video_base
     from animegamer.records import read_shots
     from animegamer.training import fit
@@ -49,11 +49,11 @@ def main(arguments: list[str] | None = None) -> Any:
     finished = fit(
         config,
         model,
-        first_frame_schedule(config.train, data.batch),
+        data.batch,
         export=lambda directory: transformer.save_pretrained(directory / "transformer"),
         parents=source,
     )
-    if finished:
+    if finished and is_main():
         weights = exported(config.train.run) / "transformer"
         trained = load_model(type(transformer), weights).half()
         replace_directory(config.backbones.video_base, trained.save_pretrained)

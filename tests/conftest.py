@@ -33,3 +33,16 @@ def write(tmp_path: Path) -> Callable[[str, str | bytes], Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that a user makes, a few steps of each (``tiny_stages``); not to be changed."""
+    from accelerate.state import AcceleratorState
+
+    from tests.tiny_stages import run_all
+
+    AcceleratorState._reset_state(True)
+    path = tmp_path_factory.mktemp("stages")
+    run_all(path)
+    return path

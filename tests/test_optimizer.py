@@ -29,8 +29,8 @@ class Small(nn.Module):
         return nn.functional.cross_entropy(scores, ids), {}
 
 
-def batch(number, process):
-    return torch.randint(7, (16,), generator=torch.Generator().manual_seed(number))
+def batch(first, size):
+    return torch.randint(7, (16,), generator=torch.Generator().manual_seed(first))
 
 
 def built(model, **changes):

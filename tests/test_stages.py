@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 
@@ -28,7 +27,7 @@ from animegamer.models.mllm import NextStateMLLM
 from animegamer.records import read_shots
 from animegamer.training_log import Log
 from animegamer.video import VideoError, read_video, to_float
-from tests.tiny_stages import HEIGHT, PRETRAIN, ROOT, SHORT, WIDTH, overrides, run, run_all
+from tests.tiny_stages import HEIGHT, PRETRAIN, ROOT, SHORT, WIDTH, overrides, run
 
 RUNS = {
     "video_base": 2,
@@ -51,15 +50,6 @@ def fresh_accelerator():
     AcceleratorState._reset_state(True)
     yield
     AcceleratorState._reset_state(True)
-
-
-@pytest.fixture(scope="session")
-def work(tmp_path_factory):
-    """Everything that a user makes, a few steps of each."""
-    AcceleratorState._reset_state(True)
-    path = tmp_path_factory.mktemp("stages")
-    run_all(path)
-    return path
 
 
 def metrics(directory):
@@ -532,67 +522,3 @@ def test_unfinished_predictions_are_refused(work, tmp_path):
             work,
             f"train.init={work / 'runs' / 'stage1_warmup'}",
         )
-
-
-# ---- several processes
-
-
-@pytest.mark.slow
-def test_two_processes_train_one_model_and_stop_together(work, tmp_path):
-    """Gloo on the CPU; the second process alone is asked to stop, and both end after that step."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-
-    def start(rank, number, place):
-        command = [
-            sys.executable,
-            "-c",
-            DYING_RANK,
-            str(int(number)),
-            str(place),
-            *stage1(work, tmp_path / "run"),
-        ]
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "ACCELERATE_USE_CPU": "true",
-        }
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
-
-    def both(number, place):
-        processes = [start(rank, number, place) for rank in range(2)]
-        errors = [p.communicate(timeout=300)[1].decode() for p in processes]
-        assert [p.returncode for p in processes] == [0, 0], errors
-
-    both(signal.SIGTERM, 7)
-    steps = sorted(path.name for path in (tmp_path / "run").glob("step_*"))
-    assert steps == ["step_0000006", "step_0000007"]
-    both(0, -1)
-    assert json.loads((tmp_path / "run/step_0000012/state.json").read_text())["finished"] is True
-    losses = [line["step"] for line in metrics(tmp_path / "run") if "loss" in line]
-    assert losses == [4, 8, 12]
-
-
-DYING_RANK = """
-import os, signal, sys
-import animegamer.data
-from scripts.train_stage1 import main
-number, place = int(sys.argv[1]), int(sys.argv[2])
-schedule = animegamer.data.first_frame_schedule
-def dying(train, batch):
-    make = schedule(train, batch)
-    def one(step, process):
-        if process == 1 and step == place:
-            os.kill(os.getpid(), number)
-        return make(step, process)
-    return one
-animegamer.data.first_frame_schedule = dying
-main(sys.argv[3:])
-"""

@@ -17,10 +17,12 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from animegamer import training
+from animegamer import train_state
 from animegamer.checkpoint import CheckpointError
 from animegamer.config import Config, TrainConfig
-from animegamer.training import Average, fit, learning_rate_factor, select_trainable
+from animegamer.schedule import learning_rate_factor
+from animegamer.train_state import Average
+from animegamer.training import fit, select_trainable
 from animegamer.training_log import Log
 
 SAVED = ("trained", "average", "optimizer")
@@ -64,9 +66,9 @@ class Toy(nn.Module):
         return loss, {"size": float(len(batch.x))}
 
 
-def batch(number, process, size=4):
+def batch(first, size):
     draw = torch.Generator()
-    rows = [torch.randn(3, generator=draw.manual_seed(number * size + i)) for i in range(size)]
+    rows = [torch.randn(3, generator=draw.manual_seed(first + i)) for i in range(size)]
     return Batch(torch.stack(rows))
 
 
@@ -238,11 +240,7 @@ def test_it_learns_and_only_what_is_named(tmp_path):
 
 
 def test_accumulated_batches_equal_a_larger_one(tmp_path):
-    parts = train(
-        toy_config(tmp_path / "parts", accumulate=2),
-        Toy(noise=0),
-        lambda number, process: batch(number, process, 2),
-    )
+    parts = train(toy_config(tmp_path / "parts", accumulate=2, batch_size=2), Toy(noise=0), batch)
     whole = train(toy_config(tmp_path / "whole"), Toy(noise=0), batch)
     for name, value in tensors(whole)["trained"].items():
         torch.testing.assert_close(tensors(parts)["trained"][name], value, atol=1e-5, rtol=1e-4)
@@ -301,10 +299,10 @@ def assert_finite(path, steps):
 
 
 def test_an_error_in_the_data_reaches_the_caller(tmp_path):
-    def broken(number, process):
-        if number == 2:
+    def broken(first, size):
+        if first == 8:
             raise KeyError("no features of 'shot 7'")
-        return batch(number, process)
+        return batch(first, size)
 
     with pytest.raises(KeyError, match="shot 7"):
         fit(toy_config(tmp_path), Toy(), broken)
@@ -396,7 +394,7 @@ def test_a_full_disk_leaves_the_older_checkpoints_whole(tmp_path, monkeypatch, u
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         save_file(values, path)
 
-    monkeypatch.setattr(training, "save_file", full)
+    monkeypatch.setattr(train_state, "save_file", full)
     with pytest.raises(CheckpointError, match="cannot save .*0000006.*No space left.*make room"):
         fit(toy_config(tmp_path), Toy(), batch)
     assert [d.name for d in tmp_path.glob("*step_*")] == ["step_0000003"]

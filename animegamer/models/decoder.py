@@ -5,7 +5,7 @@ Axis letters: B batch, F latent frames, C latent channels, H x W latent grid, N 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -219,6 +219,7 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
         s_a: torch.Tensor,
         f_ms: torch.Tensor,
         levels: torch.Tensor,
+        seeds: Sequence[int] = (),
     ) -> torch.Tensor:
         """v-prediction loss at uniformly drawn timesteps (release).
 
@@ -227,12 +228,12 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
             s_a: (B, N, D) float.
             f_ms: (B,) float.
             levels: (train_steps,) signal levels of the schedule.
+            seeds: of each sample's timestep and noise, see ``diffusion.draw``.
 
         Returns:
             (B,) float, mean squared error of each shot.
         """
-        t = torch.randint(0, len(levels), (len(latents),), device=latents.device)
-        noise = torch.randn_like(latents)
+        t, noise = diffusion.draw(latents, len(levels), seeds)
         a = levels.to(latents.device)[t]
         v = self.predict_v(diffusion.add_noise(latents, noise, a), t, s_a, f_ms)
         return (v.float() - diffusion.v_target(latents, noise, a)).square().flatten(1).mean(1)

@@ -7,7 +7,7 @@ v = a n - sqrt(1 - a^2) z.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -51,6 +51,29 @@ def v_target(latents: torch.Tensor, noise: torch.Tensor, a: torch.Tensor) -> tor
     """The target v = a n - sqrt(1 - a^2) z, with ``a`` of shape (B,)."""
     a = a.view(-1, *[1] * (latents.ndim - 1))
     return a * noise - (1 - a**2).sqrt() * latents
+
+
+def draw(
+    latents: torch.Tensor, steps: int, seeds: Sequence[int] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Timesteps and noise to train on.
+
+    Args:
+        latents: (B, F, C, H, W) float.
+        steps: of the training schedule; each is as likely (release).
+        seeds: one a sample, whose draws are then the same in any batch and on any process; without
+            them torch's generator draws.
+
+    Returns:
+        Timesteps (B,) int64, and standard normal noise of the latents' shape.
+    """
+    if not seeds:
+        t = torch.randint(0, steps, (len(latents),), device=latents.device)
+        return t, torch.randn_like(latents)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    t = torch.stack([torch.randint(0, steps, (), generator=g) for g in generators])
+    noise = torch.stack([torch.randn(latents.shape[1:], generator=g) for g in generators])
+    return t.to(latents.device), noise.to(latents)
 
 
 def sampling_timesteps(config: DiffusionConfig, steps: int) -> torch.Tensor:

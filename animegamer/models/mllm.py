@@ -268,7 +268,8 @@ class NextStateMLLM(nn.Module):
             history = batch.s_a.flatten(1, 2)[rows, batch.slot[rows, places]]
             history = history.to(self.input_projection[0].weight.dtype)
             if self.training and self.config.history_noise:
-                history = history + self.config.history_noise * torch.randn_like(history)
+                counts = (batch.slot >= 0).sum(1).tolist()
+                history = history + self.config.history_noise * _noise(history, counts, batch.seeds)
             projected = self.input_projection(history).to(embeddings.dtype)
             embeddings = embeddings.index_put((rows, places), projected)
         query_turn = torch.where(batch.query >= 0, batch.query // self.num_tokens, -1)
@@ -394,6 +395,15 @@ class NextStateMLLM(nn.Module):
             ).last_hidden_state[:, -1]
             seen = visible[:, -1]
         return torch.cat(tokens, 1)
+
+
+def _noise(like: torch.Tensor, counts: Sequence[int], seeds: Sequence[int]) -> torch.Tensor:
+    """Standard normal, ``counts`` rows a sample, each sample's from its own seed if it has one."""
+    if not seeds:
+        return torch.randn_like(like)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    rows = zip(counts, generators, strict=True)
+    return torch.cat([torch.randn(n, like.shape[1], generator=g) for n, g in rows]).to(like)
 
 
 class _evaluation:

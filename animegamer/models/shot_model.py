@@ -56,8 +56,8 @@ class ShotModel(nn.Module):
     def forward(self, batch: ShotBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The mean v-prediction loss, and metrics."""
         s_a = self.condition(batch)
-        loss = self.decoder.loss(batch.latents, s_a, batch.f_ms, self.levels).mean()
-        return loss, {}
+        loss = self.decoder.loss(batch.latents, s_a, batch.f_ms, self.levels, batch.seeds)
+        return loss.mean(), {}
 
 
 def new_encoder(

@@ -17,17 +17,15 @@ class Pixels:
 
     Args:
         clips: (n, F, H, W, 3) uint8, may be memory-mapped.
-        size: B.
         seed: of the order.
     """
 
-    def __init__(self, clips: np.ndarray, size: int, seed: int) -> None:
-        self.clips, self.size = clips, size
-        self.order = Shuffle(len(clips), seed)
+    def __init__(self, clips: np.ndarray, seed: int) -> None:
+        self.clips, self.order = clips, Shuffle(len(clips), seed)
 
-    def __call__(self, number: int, process: int) -> PixelBatch:
-        """The batch of a micro-batch number; one process."""
-        rows = [self.order[number * self.size + i] for i in range(self.size)]
+    def __call__(self, first: int, size: int) -> PixelBatch:
+        """Samples ``first`` to ``first + size - 1``."""
+        rows = [self.order[index] for index in range(first, first + size)]
         return PixelBatch(video_tensor(self.clips[sorted(rows)]))
 
 

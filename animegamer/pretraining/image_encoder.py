@@ -80,7 +80,6 @@ class CaptionedFrames:
         clips: (n, F, H, W, 3) uint8.
         tokens: (n, L) token ids.
         backbones: size of the pictures.
-        size: B.
         seed: of order and frame choice.
     """
 
@@ -89,19 +88,16 @@ class CaptionedFrames:
         clips: np.ndarray,
         tokens: torch.Tensor,
         backbones: BackbonesConfig,
-        size: int,
         seed: int,
     ) -> None:
-        self.clips, self.tokens, self.backbones = clips, tokens, backbones
-        self.size, self.seed = size, seed
+        self.clips, self.tokens, self.backbones, self.seed = clips, tokens, backbones, seed
         self.order = Shuffle(len(clips), seed)
 
-    def __call__(self, number: int, process: int) -> CaptionBatch:
-        """The batch of a micro-batch number; one process."""
-        rows = np.array([self.order[number * self.size + i] for i in range(self.size)])
-        frames = np.random.default_rng((self.seed, 2, number)).integers(
-            0, self.clips.shape[1], self.size
-        )
+    def __call__(self, first: int, size: int) -> CaptionBatch:
+        """Samples ``first`` to ``first + size - 1``."""
+        rows = np.array([self.order[index] for index in range(first, first + size)])
+        random = np.random.default_rng((self.seed, 2, first))
+        frames = random.integers(0, self.clips.shape[1], size)
         pictures = np.stack([self.clips[r, f] for r, f in zip(rows, frames, strict=True)])
         video = video_tensor(pictures[:, None])[:, :, 0]
         pixels = preprocess(video, self.backbones.image_height, self.backbones.image_width)

@@ -83,19 +83,17 @@ class Corrupted:
     Args:
         ids: token ids of each text, without the end token.
         vocabulary: pieces; the sentinels follow.
-        size: B.
         seed: of order and spans.
     """
 
-    def __init__(self, ids: list[list[int]], vocabulary: int, size: int, seed: int) -> None:
-        self.ids, self.vocabulary, self.size, self.seed = ids, vocabulary, size, seed
+    def __init__(self, ids: list[list[int]], vocabulary: int, seed: int) -> None:
+        self.ids, self.vocabulary, self.seed = ids, vocabulary, seed
         self.order = Shuffle(len(ids), seed)
 
-    def __call__(self, number: int, process: int) -> TokenBatch:
-        """The batch of a micro-batch number; one process."""
+    def __call__(self, first: int, size: int) -> TokenBatch:
+        """Samples ``first`` to ``first + size - 1``."""
         inputs, labels = [], []
-        for i in range(self.size):
-            index = number * self.size + i
+        for index in range(first, first + size):
             rng = np.random.default_rng((self.seed, 3, index))
             source, target = self.corrupt(self.ids[self.order[index]], rng)
             inputs.append(source)
@@ -114,13 +112,12 @@ class Corrupted:
 class Lines:
     """Mistral's task: the next token of instruction texts."""
 
-    def __init__(self, ids: list[list[int]], size: int, seed: int) -> None:
-        self.ids, self.size = ids, size
-        self.order = Shuffle(len(ids), seed)
+    def __init__(self, ids: list[list[int]], seed: int) -> None:
+        self.ids, self.order = ids, Shuffle(len(ids), seed)
 
-    def __call__(self, number: int, process: int) -> TokenBatch:
-        """The batch of a micro-batch number; one process."""
-        rows = [self.ids[self.order[number * self.size + i]] for i in range(self.size)]
+    def __call__(self, first: int, size: int) -> TokenBatch:
+        """Samples ``first`` to ``first + size - 1``."""
+        rows = [self.ids[self.order[index]] for index in range(first, first + size)]
         return TokenBatch(pad(rows, 0), pad(rows, -100))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from diffusers import CogVideoXTransformer3DModel
 from torch import nn
 
 from animegamer.config import Config
-from animegamer.data import Shuffle
+from animegamer.data import Shuffle, sample_seed
 from animegamer.features import FeatureStore
 from animegamer.models import diffusion
 from animegamer.models.backbones import TextEncoder
@@ -25,14 +25,16 @@ class CaptionedShots:
     Attributes:
         latents: (B, F, C, H, W) float, scaled.
         text: (B, L, W_t) float, T5 states of the caption, zero where dropped.
+        seeds: one a sample, of its noise.
     """
 
     latents: torch.Tensor
     text: torch.Tensor
+    seeds: tuple[int, ...] = ()
 
     def to(self, device: torch.device) -> CaptionedShots:
         """The batch on another device."""
-        return CaptionedShots(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        return CaptionedShots(self.latents.to(device), self.text.to(device), self.seeds)
 
 
 class CaptionDataset:
@@ -71,7 +73,9 @@ class CaptionDataset:
         draws = [np.random.default_rng((self.seed, 4, index)).random() for index in indices]
         kept = torch.tensor(draws) >= self.dropout
         return CaptionedShots(
-            torch.from_numpy(np.stack(latents)).float(), text * kept[:, None, None]
+            torch.from_numpy(np.stack(latents)).float(),
+            text * kept[:, None, None],
+            tuple(sample_seed(self.seed, index) for index in indices),
         )
 
 
@@ -86,8 +90,8 @@ class TextToVideoLoss(nn.Module):
     def forward(self, batch: CaptionedShots) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The mean loss."""
         latents = batch.latents
-        t = torch.randint(0, len(self.levels), (len(latents),), device=latents.device)
-        noise, a = torch.randn_like(latents), self.levels[t]
+        t, noise = diffusion.draw(latents, len(self.levels), batch.seeds)
+        a = self.levels[t]
         v = self.transformer(
             hidden_states=diffusion.add_noise(latents, noise, a),
             encoder_hidden_states=batch.text,
