@@ -136,6 +136,22 @@ def train_toy(path: Path, settings: dict[str, Any], event: str = "") -> dict[str
     }
 
 
+def train_toy_with_zero(stage: int, path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """``train_toy`` under DeepSpeed, on CPUs, which Accelerate would not let it use."""
+    import deepspeed.comm.torch  # noqa: F401
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    def use_cpu(state: Any) -> None:
+        state.device = torch.device("cpu")
+
+    PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
+    PartialState.set_device = use_cpu
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # a compiler's work of minutes
+    os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = str(stage)
+    return train_toy(path, {"parallel": "deepspeed", "ema_decay": 0.0, **settings})
+
+
 def train_stage(work: Path, stage: str, runs: list[tuple[Path, list[str]]]) -> None:
     """Trains a stage through its script, once for each directory with its overrides."""
     from tests.tiny_stages import run as run_script

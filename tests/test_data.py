@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from animegamer.config import TrainConfig
-from animegamer.data import ShotBatch, ShotDataset, Shuffle, first_frame_schedule
+from animegamer.data import ShotBatch, ShotDataset, Shuffle, sample_seed
 from animegamer.features import FeatureStore, FeatureWriter
 from animegamer.game import CharacterState, Instruction, MotionScope
 from animegamer.records import Shot
@@ -163,49 +162,19 @@ def test_dropout_differs_between_epochs(store):
     assert any(len(values) == 2 for values in kept.values())
 
 
+def test_every_sample_has_a_seed_of_its_own_in_any_batch(store):
+    dataset = ShotDataset(SHOTS, store, 3)
+    seeds = dataset.batch(0, 4 * COUNT).seeds
+    assert len(set(seeds)) == 4 * COUNT  # another in every epoch
+    assert dataset.batch(2, 3).seeds == seeds[2:5]
+    assert seeds[2] == sample_seed(3, 2) != sample_seed(4, 2)
+    moved = dataset.batch(2, 3).to(torch.device("meta"))
+    assert moved.seeds == seeds[2:5]
+    assert dataset.collate(dataset.shots[:2]).seeds == ()
+
+
 def test_a_batch_moves_with_all_its_tensors(store):
     batch = ShotDataset(SHOTS, store, 0).batch(0, 2)
     moved = batch.to(torch.device("meta"))
     assert isinstance(moved, ShotBatch) and moved.s_a_hat is None
     assert all(getattr(moved, n).is_meta for n in ("latents", "f_v", "f_md", "f_ms", "text_kept"))
-
-
-# ---- the schedule of first frames
-
-
-def samples(train, processes, steps, monkeypatch):
-    """What each process reads: (number, first, size, frames), for all micro-batches."""
-    monkeypatch.setenv("WORLD_SIZE", str(processes))
-    make = first_frame_schedule(train, lambda first, size, frames: (first, size, frames))
-    return [
-        make(number, process)
-        for number in range(steps * train.accumulate)
-        for process in range(processes)
-    ]
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3])
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_processes_read_disjoint_samples_without_gaps(monkeypatch, processes, accumulate, share):
-    train = TrainConfig(
-        steps=10, batch_size=3, accumulate=accumulate, first_frame_share=share, first_frame_batch=5
-    )
-    read = samples(train, processes, train.steps, monkeypatch)
-    indices = [i for first, size, _ in read for i in range(first, first + size)]
-    assert indices == list(range(len(indices)))
-    images = [entry for entry in read if entry[2] == 1]
-    assert len(images) == round(10 * share) * accumulate * processes
-    assert {size for _, size, _ in images} <= {5}
-    assert {entry[1:] for entry in read[len(images) :]} <= {(3, None)}
-
-
-def test_without_its_own_size_a_first_frame_batch_has_the_other(monkeypatch):
-    train = TrainConfig(steps=4, batch_size=3, first_frame_share=0.5)
-    assert {size for _, size, _ in samples(train, 1, 4, monkeypatch)} == {3}
-
-
-def test_the_schedule_alone_needs_no_environment(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    make = first_frame_schedule(TrainConfig(batch_size=2), lambda *arguments: arguments)
-    assert [make(number, 0) for number in range(3)] == [(0, 2, None), (2, 2, None), (4, 2, None)]

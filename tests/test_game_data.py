@@ -207,6 +207,13 @@ def test_collate_pads_to_the_longest(language):
     assert collate(samples[:1]).ids.shape[1] == len(samples[0].rendered)
 
 
+def test_a_sample_keeps_its_seed_wherever_it_is_put(language):
+    plain, grouped = dataset(language), dataset(language, group=4)
+    seeds = [set(d.batch(0, 64).seeds) for d in (plain, grouped)]
+    assert seeds[0] == seeds[1] and len(seeds[0]) == 64
+    assert plain.batch(0, 4).to("cpu").seeds == plain.batch(0, 64).seeds[:4]
+
+
 def test_a_dataset_travels_to_workers(language):
     data = dataset(language, group=4)
     assert pickle.dumps(data)

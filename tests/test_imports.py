@@ -32,8 +32,12 @@ MAY_IMPORT = {
     "curves": "",
     "data": "config features game records",
     "game_data": "config data features game language records",
-    "training": "checkpoint config optimizer training_log",
-    "optimizer": "config",
+    "schedule": "config",
+    "parallel": "config zero",
+    "zero": "",
+    "optimizer": "config parallel",
+    "train_state": "checkpoint parallel",
+    "training": "checkpoint config optimizer parallel schedule train_state training_log",
     "training_log": "atomic config",
     "models": "",
     "models.encoder": "config",
@@ -70,6 +74,9 @@ INDIRECT = {
     "protobuf": "transformers, to read a sentencepiece model",
     "tensorboard": "torch.utils.tensorboard",
 }
+
+# Packages that one mode of training needs, and the extra of setup.py that installs each.
+OPTIONAL = {"deepspeed": "deepspeed"}
 
 HEAVY = {"torch", "transformers", "diffusers", "peft", "accelerate", "open_clip", "cv2", "decord"}
 
@@ -183,7 +190,7 @@ def test_requirements_are_what_is_imported():
     ours = {name.partition(".")[0] for name in FILES}
     tops = {name.partition(".")[0] for path in FILES.values() for name in imports(path)}
     owners = importlib.metadata.packages_distributions()
-    third_party = tops - ours - set(sys.stdlib_module_names)
+    third_party = tops - ours - set(sys.stdlib_module_names) - set(OPTIONAL)
     imported = {}
     for top in third_party:
         assert top in owners, f"{top!r} is imported, but not installed"
@@ -214,6 +221,7 @@ def test_setup_names_the_same_packages():
         )
     )
     assert names(extras["dev"]) == pinned("requirements-dev.txt")
+    assert all(package in names(extras[extra]) for package, extra in OPTIONAL.items())
 
 
 PROBE = """

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,11 @@ from animegamer.parallel import LaunchError, PeerError, peers
 from animegamer.schedule import SampleSchedule
 from animegamer.train_state import Stored
 from tests import ranks
-from tests.rank_work import train_toy
+from tests.rank_work import train_toy, train_toy_with_zero
 
 ROOT = Path(__file__).parents[1]
 MUON = {"matrix_lr": 0.05}
+PARTS = ("trained", "average", "optimizer", "export/net")
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,9 @@ def assert_close(one, other, step=6):
     assert len(lines(one)) == len(lines(other)) == 8
     for a, b in zip(lines(one), lines(other), strict=True):
         assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
-    for part in ("trained", "average", "optimizer", "export/net"):
+    parts = [part for part in PARTS if (one / f"step_{step:07d}/{part}.safetensors").is_file()]
+    assert len(parts) >= 3
+    for part in parts:
         file = f"step_{step:07d}/{part}.safetensors"
         a, b = load_file(one / file), load_file(other / file)
         assert a.keys() == b.keys()
@@ -144,6 +148,29 @@ def test_processes_read_disjoint_samples_without_gaps(processes, accumulate, sha
 def test_without_its_own_size_a_first_frame_batch_has_the_other():
     train = TrainConfig(steps=4, batch_size=3, first_frame_share=0.5)
     assert SampleSchedule(train).micro_batch(0) == (3, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra deepspeed")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_trains_as_one_and_goes_on(tmp_path, stage):
+    """DeepSpeed's own code, with Accelerate's choice of devices put out of the way."""
+    one = alone(tmp_path / "one", ema_decay=0.0)
+    zero = {
+        "ACCELERATE_USE_CPU": "false",
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "DS_ACCELERATOR": "cpu",
+    }
+    for name, settings in (("two", {}), ("parts", {"batch_size": 1, "accumulate": 2})):
+        run = tmp_path / name
+        ranks.run(2, train_toy_with_zero, stage, run, settings, timeout=300, **zero)
+        assert_close(one, run)
+    shutil.rmtree(tmp_path / "two/step_0000006")
+    ranks.run(2, train_toy_with_zero, stage, tmp_path / "two", {}, timeout=300, **zero)
+    assert_close(one, tmp_path / "two")
+    shutil.rmtree(tmp_path / "two/step_0000006")
+    alone(tmp_path / "two", ema_decay=0.0)  # in one process, without DeepSpeed
+    assert_close(one, tmp_path / "two")
 
 
 # ---- checkpoints, and other numbers of processes

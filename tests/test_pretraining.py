@@ -48,7 +48,7 @@ def first_loss_and_after(model, batches, steps=15, lr=3e-3):
 
     def loss(number):
         torch.manual_seed(number)
-        return model(batches(number, 0))[0]
+        return model(batches(number * 4, 4))[0]
 
     with torch.no_grad():
         before = loss(0).item()
@@ -108,7 +108,7 @@ def test_the_tokenizer_loads_from_its_directory(vocabulary):
 
 
 def test_corruption_takes_a_span_out_and_asks_for_it():
-    data = text.Corrupted([list(range(10, 22))], 100, 1, 0)
+    data = text.Corrupted([list(range(10, 22))], 100, 0)
     starts = set()
     for seed in range(40):
         source, target = data.corrupt(data.ids[0], np.random.default_rng(seed))
@@ -123,18 +123,18 @@ def test_corruption_takes_a_span_out_and_asks_for_it():
 
 @pytest.mark.parametrize("ids", [[], [10], [10, 11]])
 def test_corruption_of_the_shortest_texts(ids):
-    source, target = text.Corrupted([ids], 100, 1, 0).corrupt(ids, np.random.default_rng(0))
+    source, target = text.Corrupted([ids], 100, 0).corrupt(ids, np.random.default_rng(0))
     assert 100 in source and target[0] == 100 and target[-1] == 1
 
 
 def test_batches_of_text_follow_the_index_alone():
     ids = [list(range(10, 10 + n)) for n in range(5, 12)]
-    one, other = text.Corrupted(ids, 100, 3, 0), text.Corrupted(ids, 100, 3, 0)
-    other(5, 0)
-    first, again = one(2, 0), other(2, 0)
+    one, other = text.Corrupted(ids, 100, 0), text.Corrupted(ids, 100, 0)
+    other(15, 3)
+    first, again = one(6, 3), other(6, 3)
     assert torch.equal(first.ids, again.ids) and torch.equal(first.labels, again.labels)
     assert (first.labels == -100).any() or len({len(i) for i in first.labels}) == 1
-    lines = text.Lines(ids, 7, 0)(0, 0)
+    lines = text.Lines(ids, 0)(0, 7)
     assert lines.ids.shape == (7, 11)
     assert torch.equal(lines.labels[lines.ids != 0], lines.ids[lines.ids != 0])
     assert (lines.labels[lines.ids == 0] == -100).all()
@@ -152,7 +152,7 @@ def test_a_t5_learns(vocabulary):
     t5 = text.build_t5(sizes, pieces)
     assert t5.config.vocab_size >= len(tokenizer) and t5.config.feed_forward_proj == "gated-gelu"
     ids = [tokenizer(line, add_special_tokens=False).input_ids for line in LINES]
-    before, after = first_loss_and_after(text.TextLoss(t5), text.Corrupted(ids, pieces, 4, 0))
+    before, after = first_loss_and_after(text.TextLoss(t5), text.Corrupted(ids, pieces, 0))
     assert after < before
 
 
@@ -161,7 +161,7 @@ def test_a_mistral_learns_and_padding_does_not_count():
     sizes = LanguageBaseSizes(width=16, layers=1, heads=2, key_value_heads=1, feed_forward=16)
     loss = text.TextLoss(text.build_mistral(sizes, 50))
     ids = [[1, *range(5, 5 + n), 2] for n in (3, 6)]
-    before, after = first_loss_and_after(loss, text.Lines(ids, 2, 0), lr=1e-2)
+    before, after = first_loss_and_after(loss, text.Lines(ids, 0), lr=1e-2)
     assert after < before
     short, padded = text.pad(ids[:1], 0), text.pad([ids[0] + [0] * 4], 0)
     labels = text.pad([ids[0] + [-100] * 4], 0)
@@ -200,8 +200,8 @@ def captions():
 
 
 def test_a_clip_tower_learns(clip):
-    data = image_encoder.CaptionedFrames(clips(), captions(), BACKBONES, 4, 0)
-    batch = data(0, 0)
+    data = image_encoder.CaptionedFrames(clips(), captions(), BACKBONES, 0)
+    batch = data(0, 4)
     assert batch.pixels.shape == (4, 3, 16, 24) and batch.tokens.shape == (4, 12)
     loss, metrics = image_encoder.ContrastiveLoss(clip)(batch)
     assert loss.ndim == 0 and 0 <= metrics["accuracy"] <= 1
@@ -213,8 +213,8 @@ def test_pictures_and_captions_belong_together():
     """Whichever frame of a clip is drawn."""
     marked = np.zeros((6, 5, 16, 24, 3), np.uint8)
     marked[:] = (np.arange(6) * 40).reshape(6, 1, 1, 1, 1)
-    data = image_encoder.CaptionedFrames(marked, captions(), BACKBONES, 6, 0)
-    batch, again = data(3, 0), data(3, 0)
+    data = image_encoder.CaptionedFrames(marked, captions(), BACKBONES, 0)
+    batch, again = data(18, 6), data(18, 6)
     assert torch.equal(batch.pixels, again.pixels)
     plain = torch.from_numpy(marked[:, 0]).permute(0, 3, 1, 2).float() / 127.5 - 1
     for pixels, tokens in zip(batch.pixels, batch.tokens, strict=True):
@@ -261,15 +261,15 @@ def test_an_autoencoder_starts_as_pca_and_learns():
     assert metrics["psnr"].item() == pytest.approx(10 * np.log10(4 / error), abs=1e-3)
     assert metrics["scale"].item() == pytest.approx(1, abs=0.02)
     before = autoencoder.psnr(model, data)
-    first_loss_and_after(loss, autoencoder.Pixels(data, 4, 0), lr=1e-2)
+    first_loss_and_after(loss, autoencoder.Pixels(data, 0), lr=1e-2)
     assert autoencoder.psnr(model.eval(), data) > before
 
 
 def test_pixels_follow_the_index_alone():
     data = clips(7)
-    one, other = autoencoder.Pixels(data, 3, 0), autoencoder.Pixels(data, 3, 0)
-    other(9, 0)
-    assert torch.equal(one(4, 0).video, other(4, 0).video)
+    one, other = autoencoder.Pixels(data, 0), autoencoder.Pixels(data, 0)
+    other(27, 3)
+    assert torch.equal(one(12, 3).video, other(12, 3).video)
 
 
 LATENTS = (3, 4, 4, 6)

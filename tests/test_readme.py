@@ -125,10 +125,3 @@ def test_every_figure_of_the_table_is_one_of_the_report():
     source = text_of("animegamer/evaluation/benchmark.py")
     for figure in re.findall(r"^\|[^|]+\| `(\w+)` \|", text_of("README.md"), re.MULTILINE):
         assert f'"{figure}"' in source, figure
-
-
-def test_accelerate_reads_its_configuration():
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    for file in sorted((ROOT / "configs/accelerate").glob("*.yaml")):
-        assert load_config_from_file(str(file)).distributed_type == "MULTI_GPU"

@@ -20,6 +20,28 @@ def no_noise():
     yield
 
 
+# ---- what is drawn in training
+
+
+def test_a_seeded_sample_is_noised_alike_in_any_batch():
+    z = torch.zeros(3, 2, 4, 3, 5)
+    t, noise = diffusion.draw(z, 1000, (7, 8, 9))
+    alone_t, alone = diffusion.draw(z[:1], 1000, (8,))
+    assert torch.equal(noise[1], alone[0]) and t[1] == alone_t[0]
+    assert not torch.equal(noise[0], noise[1]) and t.dtype == torch.int64
+    many_t, many = diffusion.draw(torch.zeros(4000, 1, 1, 2, 2), 10, range(4000))
+    assert abs(many.mean()) < 0.03 and abs(many.std() - 1) < 0.03
+    assert torch.bincount(many_t, minlength=10).float().std() < 40  # about 400 each
+
+
+def test_without_seeds_torch_draws():
+    z = torch.zeros(2, 1, 1, 3, 3)
+    torch.manual_seed(4)
+    expected = torch.randint(0, 1000, (2,)), torch.randn_like(z)
+    torch.manual_seed(4)
+    assert all(map(torch.equal, diffusion.draw(z, 1000), expected))
+
+
 # ---- schedule
 
 

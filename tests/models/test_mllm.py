@@ -179,6 +179,21 @@ def test_noise_on_the_history_is_for_training_only(base):
     assert torch.equal(batch.s_a, clean)
 
 
+def test_parts_of_a_batch_make_its_loss_by_their_weight(base):
+    """With seeds the noise on a game's history is the same in any batch."""
+    mllm = make_mllm(base, history_noise=0.5).train()
+    every = [*games(2, 4), *games(1, 2)]
+    batch = dataclasses.replace(packed(mllm, every), seeds=(1, 2, 3))
+    whole = mllm(batch)[0]
+    assert torch.equal(whole, mllm(batch)[0])
+    assert not torch.equal(whole, mllm(dataclasses.replace(batch, seeds=(1, 2, 4)))[0])
+    first = dataclasses.replace(packed(mllm, every[:1]), seeds=(1,))
+    rest = dataclasses.replace(packed(mllm, every[1:]), seeds=(2, 3))
+    assert first.weight != rest.weight and first.weight + rest.weight == batch.weight
+    parts = sum(part.weight * mllm(part)[0] for part in (first, rest)) / batch.weight
+    torch.testing.assert_close(parts, whole)
+
+
 def test_it_learns_a_game_by_heart(base):
     mllm = make_mllm(base)
     batch = packed(mllm, games(2, 3))
