@@ -4,7 +4,7 @@ The real forward and backward pass runs on tensors that have shapes and no conte
 tensors), and every allocation and release is counted. Integers that steer the pass, such as token
 ids, stay real. What is counted is what torch's CPU operators allocate: on a GPU autocast keeps
 LayerNorms in float32 and attention has kernels of its own, which shifts activations a little, and
-the allocator rounds up.
+the allocator rounds up. The scratch memory of convolutions is not counted.
 """
 
 from __future__ import annotations
