@@ -78,13 +78,14 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         tensors = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
-        if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if fake and func is torch.ops.aten.index.Tensor:
+            args = (args[0], [part for index in args[1] for part in _integers(index)])
+        # What is made of nothing is fake if it is floating point: noise, zeros, masks.
+        result = func(*args, **kwargs) if fake or not tensors else None
+        if result is None or (not fake and not _floating(result)):
             with unset_fake_temporarily():
                 result = func(*args, **kwargs)
-        else:
-            if func is torch.ops.aten.index.Tensor:
-                args = (args[0], [part for index in args[1] for part in _integers(index)])
-            result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self._add(tensor)
@@ -112,6 +113,10 @@ class _Recorder(TorchDispatchMode):
         self.moments.append((self.total - self.gradients, self.gradients))
         working, gradients = np.array(self.moments, dtype=np.int64).T
         return Trace(working, gradients)
+
+
+def _floating(result: Any) -> bool:
+    return any(isinstance(t, torch.Tensor) and t.is_floating_point() for t in tree_leaves(result))
 
 
 def _integers(index: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
