@@ -334,6 +334,8 @@ class PlayConfig:
         precision: of the MLLM's and the decoder's weights; ``no`` is float32. Half the memory
             with ``bf16`` or ``fp16``, on a GPU. T5 follows in bf16 alone: it overflows in fp16.
         decoder_precision: of the decoder's weights; None is ``precision``. Release: fp16.
+        autoencoder_precision: of the autoencoder, which decoding a shot of 480 x 720 in float32
+            asks 32 GB of; None is float32. Release: fp16.
         threads: torch threads; 0 leaves it to torch.
         memory: where the networks lie.
         meters: how state changes move the meters.
@@ -351,6 +353,7 @@ class PlayConfig:
     device: str = "cpu"
     precision: Literal["no", "fp16", "bf16"] = "no"
     decoder_precision: Literal["no", "fp16", "bf16"] | None = None
+    autoencoder_precision: Literal["no", "fp16", "bf16"] | None = None
     threads: int = 0
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     meters: MeterRules = field(default_factory=MeterRules)

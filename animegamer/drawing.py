@@ -137,12 +137,16 @@ def _quiet() -> Iterator[None]:
             theirs.enable_progress_bar()
 
 
-def precision(config: Config, part: Literal["mllm", "decoder", "reader"] = "mllm") -> torch.dtype:
+def precision(
+    config: Config, part: Literal["mllm", "decoder", "autoencoder", "reader"]
+) -> torch.dtype:
     """Type of a part's weights in play. T5 overflows in float16, so the reader never has it."""
     types = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     play = config.play
     if part == "reader":
         return torch.bfloat16 if play.precision == "bf16" else torch.float32
+    if part == "autoencoder":
+        return types[play.autoencoder_precision or "no"]
     own = play.decoder_precision if part == "decoder" else None
     return types[own or play.precision]
 
@@ -192,6 +196,7 @@ class ShotDrawer:
             memory = config.play.memory
             return load_autoencoder(
                 config.backbones,
+                precision(config, "autoencoder"),
                 tiling=memory.autoencoder_tiling,
                 slicing=memory.autoencoder_slicing,
             )
@@ -255,7 +260,8 @@ class ShotDrawer:
             if not torch.isfinite(video).all():
                 raise FloatingPointError(
                     f"the autoencoder of {self.config.backbones.autoencoder} makes numbers that "
-                    "are not finite of finite latents: fetch or make it again"
+                    "are not finite of finite latents: set play.autoencoder_precision=bf16 or no; "
+                    "if it is, fetch or make it again"
                 )
             for shot in video:
                 yield to_uint8(shot.permute(1, 2, 3, 0).numpy())

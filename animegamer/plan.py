@@ -24,6 +24,7 @@ from torch import nn
 from animegamer.config import Config
 from animegamer.models import skeleton
 from animegamer.optimizer import build_optimizer
+from animegamer.play_plan import parts, peaks
 from animegamer.step_memory import Trace, trace_training
 from animegamer.training import parameter_table, select_trainable
 
@@ -190,6 +191,8 @@ def _blocks(model: nn.Module) -> tuple[int, int, int]:
 def report(config: Config) -> str:
     """Counts and plan as text; see ``scripts/plan.py``."""
     lines = ["Parameters", *_count_lines(counts(config)), ""]
+    if stage_of(config) == "play":
+        return "\n".join([*lines, *_play_lines(config)])
     with torch.device("meta"):
         model, groups = build(config)
     lines += ["What trains (train.trainable)", parameter_table(model, groups), ""]
@@ -208,6 +211,19 @@ def report(config: Config) -> str:
         f"{about.device_memory:g} GB by {abs(spare):.1f} GB"
     )
     return "\n".join(lines)
+
+
+def _play_lines(config: Config) -> list[str]:
+    found = parts(config)
+    lines = ["Memory in play, planned and not measured; GB are 1e9 bytes"]
+    for part in found:
+        note = f", of which {part.streamed / GB:.2f} at a time" if part.kind == "layers" else ""
+        lines.append(
+            f"{part.name:32s} {part.weights / GB:>15.2f} GB{note}, {part.kind} on {part.device}; "
+            f"a pass takes {part.working / GB:.2f} GB more"
+        )
+    lines.append("")
+    return lines + [f"{'peak, ' + k:32s} {v / GB:>15.2f} GB" for k, v in peaks(found).items()]
 
 
 def _count_lines(found: dict[str, int]) -> list[str]:

@@ -125,7 +125,7 @@ class GameSession:
             return NextStateMLLM.from_pretrained(
                 directory,
                 base=base if base.is_dir() else None,
-                dtype=precision(config),
+                dtype=precision(config, "mllm"),
                 weights=play.memory.mllm_weights,
                 device=place.device,
             )

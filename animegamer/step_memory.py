@@ -4,7 +4,7 @@ The real forward and backward pass runs on tensors that have shapes and no conte
 tensors), and every allocation and release is counted. Integers that steer the pass, such as token
 ids, stay real. What is counted is what torch's CPU operators allocate: on a GPU autocast keeps
 LayerNorms in float32 and attention has kernels of its own, which shifts activations a little, and
-the allocator rounds up.
+the allocator rounds up. The scratch memory of convolutions is not counted.
 """
 
 from __future__ import annotations
@@ -78,13 +78,14 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         tensors = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
-        if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if fake and func is torch.ops.aten.index.Tensor:
+            args = (args[0], [part for index in args[1] for part in _integers(index)])
+        # What is made of nothing is fake if it is floating point: noise, zeros, masks.
+        result = func(*args, **kwargs) if fake or not tensors else None
+        if result is None or (not fake and not _floating(result)):
             with unset_fake_temporarily():
                 result = func(*args, **kwargs)
-        else:
-            if func is torch.ops.aten.index.Tensor:
-                args = (args[0], [part for index in args[1] for part in _integers(index)])
-            result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self._add(tensor)
@@ -112,6 +113,10 @@ class _Recorder(TorchDispatchMode):
         self.moments.append((self.total - self.gradients, self.gradients))
         working, gradients = np.array(self.moments, dtype=np.int64).T
         return Trace(working, gradients)
+
+
+def _floating(result: Any) -> bool:
+    return any(isinstance(t, torch.Tensor) and t.is_floating_point() for t in tree_leaves(result))
 
 
 def _integers(index: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:

@@ -95,12 +95,11 @@ def on_cpu(path):
 
 def test_there_are_presets_for_the_usual_cards():
     names = {path.stem for path in PRESETS}
-    assert {"one_12gb", "one_24gb", "one_24gb_int8", "one_large", "two_24gb"} <= names
+    assert {"one_8gb", "one_24gb", "one_24gb_int8", "one_large", "two_24gb"} <= names
     kinds = {path.stem: configuration.load(path).play for path in PRESETS}
-    assert kinds["one_large"].precision == "bf16" and kinds["one_large"].decoder_precision is None
-    assert all(
-        play.decoder_precision == "fp16" for name, play in kinds.items() if name != "one_large"
-    )
+    assert all(play.precision == "bf16" for play in kinds.values())
+    halves = {name: play.decoder_precision for name, play in kinds.items()}
+    assert halves.pop("one_large") == "bf16" and set(halves.values()) == {"fp16"}
     two = kinds["two_24gb"].memory
     assert two.mllm_device != two.decoder_device
 
@@ -214,19 +213,22 @@ def test_the_tiny_autoencoder_has_no_tiles(tmp_path_factory):
 def test_precision_of_the_parts():
     def types(**play):
         config = replace(configuration.Config(), play=configuration.PlayConfig(**play))
-        return [precision(config, part) for part in ("mllm", "decoder", "reader")]
+        return [precision(config, part) for part in ("mllm", "decoder", "reader", "autoencoder")]
 
     half, brain, full = torch.float16, torch.bfloat16, torch.float32
-    assert types() == [full, full, full]
-    assert types(precision="bf16") == [brain, brain, brain]
-    assert types(precision="fp16") == [half, half, full]  # T5 overflows in float16
-    assert types(precision="bf16", decoder_precision="fp16") == [brain, half, brain]
-    assert types(precision="bf16", decoder_precision="no") == [brain, full, brain]
+    assert types() == [full, full, full, full]
+    assert types(precision="bf16") == [brain, brain, brain, full]
+    assert types(precision="fp16") == [half, half, full, full]  # T5 overflows in float16
+    assert types(precision="bf16", decoder_precision="fp16") == [brain, half, brain, full]
+    assert types(precision="bf16", decoder_precision="no") == [brain, full, brain, full]
+    assert types(autoencoder_precision="fp16") == [full, full, full, half]
 
 
 def test_a_decoder_in_float16_draws_nearly_the_same(checkpoint, expected):
-    drawer = ShotDrawer.load(settings(checkpoint, MemoryConfig(), decoder_precision="fp16"))
-    assert {p.dtype for p in drawer.decoder.parameters()} == {torch.float16}
+    half = {"decoder_precision": "fp16", "autoencoder_precision": "fp16"}
+    drawer = ShotDrawer.load(settings(checkpoint, MemoryConfig(), **half))
+    for network in (drawer.decoder, drawer.autoencoder):
+        assert {p.dtype for p in network.parameters()} == {torch.float16}
     shot = drawer.draw([expected[0].s_a], [expected[0].motion_scope], [(0, 1)])[0]
     assert abs(shot.astype(int) - expected[0].shot.astype(int)).mean() < 2
 

@@ -179,19 +179,25 @@ class Autoencoder(nn.Module):
         CogVideoX's autoencoder takes three latent frames, then twos (release), and makes 4 F - 3
         frames of an odd F, 4 F of an even one.
         """
-        video = self.model.decode(latents.transpose(1, 2) / self.scale)
+        dtype = next(self.model.parameters()).dtype
+        video = self.model.decode((latents.transpose(1, 2) / self.scale).to(dtype))
         if not isinstance(video, torch.Tensor):
             video = video.sample
-        return video.clamp(-1, 1)
+        return video.float().clamp(-1, 1)
 
 
 def load_autoencoder(
-    backbones: BackbonesConfig, *, tiling: bool = False, slicing: bool = False
+    backbones: BackbonesConfig,
+    dtype: torch.dtype = torch.float32,
+    *,
+    tiling: bool = False,
+    slicing: bool = False,
 ) -> Autoencoder:
     """Loads the video autoencoder named by its config.json.
 
     Args:
         backbones: where it lies.
+        dtype: of its weights and of what it computes in.
         tiling: decode in overlapping tiles (CogVideoX's alone can).
         slicing: decode the videos of a batch one after the other.
 
@@ -211,7 +217,7 @@ def load_autoencoder(
             raise ValueError(f"class {kind!r}, expected one of {', '.join(classes)}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{directory}: not a video autoencoder ({error})") from error
-    model = load_model(classes[kind], directory, torch_dtype=torch.float32)
+    model = load_model(classes[kind], directory, torch_dtype=dtype)
     for wanted, what in ((tiling, "tiling"), (slicing, "slicing")):
         enable = getattr(model, f"enable_{what}", None)
         if wanted and enable is None:
