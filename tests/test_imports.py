@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "validation": "config data models.* motion video",
     "pretraining": "atomic config data features models.* records video",
     "assembly": "atomic checkpoint config models.*",
-    "convert": "atomic checkpoint config game language models.*",
+    "convert": "assembly atomic checkpoint config game language models.*",
     "opening": "config video",
     "drawing": "checkpoint config game models.* video",
     "saved_game": "atomic checkpoint config game opening video vocabulary",
