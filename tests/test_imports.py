@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "validation": "config data models.* motion video",
     "pretraining": "atomic config data features models.* records video",
     "assembly": "atomic checkpoint config models.*",
-    "convert": "atomic checkpoint config game language models.*",
+    "convert": "assembly atomic checkpoint config game language models.*",
     "opening": "config video",
     "placement": "config",
     "drawing": "checkpoint config game models.* placement video",

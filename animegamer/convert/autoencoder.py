@@ -102,16 +102,20 @@ def plan(source: TorchFile) -> tuple[Converted, dict[str, Any]]:
             f"{source.path}: a layer has {wrong[0]} channels, expected a multiple of the norms' 32 "
             "groups"
         )
-    with torch.device("meta"):
-        model = AutoencoderKLCogVideoX(**settings)
+    model = _on_meta(settings)
     found.expect("autoencoder", {name: p.shape for name, p in model.state_dict().items()})
     return found, settings
 
 
+def _on_meta(settings: dict[str, Any]) -> Any:
+    kind: Any = AutoencoderKLCogVideoX
+    with torch.device("meta"):
+        return kind(**settings)
+
+
 def write(found: Converted, settings: dict[str, Any], directory: Path) -> None:
     """Writes the autoencoder as diffusers reads it."""
-    with torch.device("meta"):
-        AutoencoderKLCogVideoX(**settings).save_config(directory)
+    _on_meta(settings).save_config(directory)
     write_safetensors(directory, STEM, found["autoencoder"], SHARD_BYTES)
 
 

@@ -177,6 +177,7 @@ def _rank(found: Converted, layers: int, width: int) -> int:
     rank, first = 0, ""
     for name, tensor in found["adapter"].items():
         key = found.keys[f"adapter/{name}"]
+        found.shape("adapter", name, 2)
         own = tensor.shape[0 if ".lora_A." in name else -1]
         rank, first = rank or own, first or key
         if own != rank:
@@ -243,7 +244,7 @@ def write(
 
 def _encoder(found: Converted, sizes: dict[str, Any], config: Config) -> ActionAwareEncoder:
     tensors = {name: tensor.make().float() for name, tensor in found["encoder"].items()}
-    encoder = ActionAwareEncoder(
+    encoder: ActionAwareEncoder = ActionAwareEncoder(
         text_tokens=config.backbones.text_tokens,
         visual_tokens=config.backbones.visual_tokens,
         text_width=tensors["text.proj.0.weight"].shape[1],
@@ -262,7 +263,7 @@ def _write_base(sizes: dict[str, Any], weights: dict[str, LazyTensor], directory
 
 def as_stock(
     sizes: dict[str, Any], weights: dict[str, LazyTensor], ofs: dict[str, LazyTensor] | None = None
-) -> tuple[CogVideoXTransformer3DModel, dict[str, LazyTensor]]:
+) -> tuple[Any, dict[str, LazyTensor]]:
     """The decoder as diffusers' own class, on the meta device, and its tensors.
 
     s_a has the model's width already, so the text projection is the identity. Deviation: the last
@@ -279,8 +280,9 @@ def as_stock(
     settings |= {"text_embed_dim": width}
     if ofs is not None:
         settings["ofs_embed_dim"] = settings["time_embed_dim"]
+    kind: Any = CogVideoXTransformer3DModel
     with torch.device("meta"):
-        stock = CogVideoXTransformer3DModel(**settings)
+        stock = kind(**settings)
     tensors = {name: t for name, t in weights.items() if not name.startswith(TRAINED)}
     dtype = weights["patch_embed.proj.weight"].dtype
     for kind, value in (

@@ -186,6 +186,7 @@ def _mistral(
 def _check_rank(found: Converted, rank: int) -> None:
     for name, tensor in found["adapter"].items():
         if ".lora_" in name:
+            found.shape("adapter", name, 2)
             own = tensor.shape[0 if ".lora_A." in name else -1]
             if own != rank:
                 raise CheckpointError(
@@ -195,7 +196,7 @@ def _check_rank(found: Converted, rank: int) -> None:
 
 
 def _adapter_shapes(shapes: dict[str, tuple[int, ...]], rank: int) -> dict[str, tuple[int, ...]]:
-    result = {}
+    result: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
         module = name.removesuffix(".weight")
         if module.endswith(tuple(TARGETS)):

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from animegamer.assembly import MODEL_SECTIONS
 from animegamer.atomic import write_text
 from animegamer.checkpoint import CheckpointError, replace_directory
 from animegamer.config import Config, LoraConfig, to_tree
@@ -30,7 +31,6 @@ from animegamer.convert.tensors import (
 FORMAT = 1
 _EXTRAS = "release_extras"
 _ABOUT = "release.json"
-_SECTIONS = ("shot", "backbones", "encoder", "decoder", "diffusion", "mllm")
 _ONE_WAY = (
     "LoRA is merged: this checkpoint cannot be converted back; convert again without merging for "
     "that"
@@ -107,12 +107,14 @@ def from_release(
         if plan.autoencoder is not None:
             directory = temporary / "backbones" / "autoencoder"
             autoencoder.write(plan.found["autoencoder"], plan.autoencoder, directory)
-        sections = {name: _settings(plan, config, output, merge)[name] for name in _SECTIONS}
+        settings = _settings(plan, config, output, merge)
+        sections = {name: settings[name] for name in MODEL_SECTIONS}
         write_text(temporary / "config.yaml", yaml.safe_dump(sections, sort_keys=False))
         _write_rest(plan, temporary, merge)
 
     replace_directory(output, write)
-    lines = [_line(name, found) for name, found in plan.found.items()]
+    loras = {"mllm": plan.mllm_lora, "decoder": plan.decoder_lora}
+    lines = [_line(found, loras.get(part)) for part, found in plan.found.items()]
     return "\n".join([_HEAD, *lines, *([_ONE_WAY] if merge else [])])
 
 
@@ -180,7 +182,7 @@ def _check_fit(plan: _Plan) -> None:
 
 def _settings(plan: _Plan, config: Config, output: Path, merge: bool) -> dict[str, Any]:
     """The model part of the configuration, sizes as read from the files."""
-    paths = {}
+    paths: dict[str, Any] = {}
     if plan.mllm is not None and plan.mllm_lora is not None:
         inner = None if plan.mllm.inner == plan.mllm.mistral.hidden_size else plan.mllm.inner
         lora = LoraConfig() if merge else plan.mllm_lora
@@ -236,7 +238,7 @@ def _write_rest(plan: _Plan, directory: Path, merge: bool) -> None:
 _HEAD = f"{'file':32s} {'keys':>6s} {'used':>6s} {'unused':>6s} {'ours':>6s} {'parameters':>15s}"
 
 
-def _line(part: str, found: Converted) -> str:
+def _line(found: Converted, lora: LoraConfig | None) -> str:
     source = found.source
     keys, unused = len(source.tensors), len(found.extras)
     ours = sum(len(tensors) for tensors in found.files.values())
@@ -245,6 +247,8 @@ def _line(part: str, found: Converted) -> str:
         f"{source.path.name:32s} {keys:6d} {keys - unused:6d} {unused:6d} {ours:6d} {count:15,d}",
         *(f"  {number} unused: {reason}" for reason, number in sorted(found.reasons.items())),
     ]
+    if lora is not None and lora.rank:
+        lines.append(f"  LoRA rank {lora.rank}; alpha {lora.alpha:g} by the configuration")
     if source.ignored:
         lines.append(f"  left out, not weights: {', '.join(source.ignored)}")
     return "\n".join(lines)

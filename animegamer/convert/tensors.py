@@ -7,6 +7,7 @@ of those exists at a time.
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -28,13 +29,14 @@ SHARD_BYTES = 5_000_000_000
 # Under which names training programs keep the weights in their files.
 CONTAINERS = ("module", "state_dict", "model")
 # Plain data that training programs put beside the weights; none of it can run code.
+_RECONSTRUCT: Any = np._core.multiarray._reconstruct  # type: ignore[attr-defined]
 _BESIDE = [
     (SimpleNamespace, "argparse.Namespace"),
     np.ndarray,
     np.dtype,
     type(np.dtype("uint32")),
-    (np._core.multiarray._reconstruct, "numpy.core.multiarray._reconstruct"),
-    (np._core.multiarray._reconstruct, "numpy._core.multiarray._reconstruct"),
+    (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"),
+    (_RECONSTRUCT, "numpy._core.multiarray._reconstruct"),
 ]
 
 
@@ -54,12 +56,12 @@ class LazyTensor:
     @property
     def numel(self) -> int:
         """How many numbers it holds."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
         """Size on disk."""
-        return self.numel * self.dtype.itemsize
+        return self.numel * int(self.dtype.itemsize)
 
 
 Tensors = Mapping[str, LazyTensor]

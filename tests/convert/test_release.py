@@ -398,6 +398,7 @@ def test_the_script_converts_in_all_directions(place, tmp_path, capsys):
     counts = {line.split()[0]: line.split()[1:4] for line in out.splitlines() if ".pt" in line}
     assert counts["mp_rank_00_model_states.pt"] == ["112", "108", "4"]
     assert "2 unused: not used by the authors' network either" in out
+    assert "LoRA rank 3; alpha 1.5 by the configuration" in out
     for direction in ("to-release", "to-stock"):
         ways = ["--checkpoint", str(tmp_path / "ours"), "--output", str(tmp_path / direction)]
         assert convert_weights.main([direction, *ways]) == 0
