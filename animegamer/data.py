@@ -78,7 +78,7 @@ class ShotDataset:
     """Shots with their cached features.
 
     Args:
-        shots: the records; opening shots (turn 0) are left out.
+        shots: the records; opening shots, which have no action text, are left out.
         features: store of ``f_v``, ``f_md`` and ``latents``.
         seed: of the order and of condition dropout.
         text_dropout: share of action texts emptied (release: 0.05).
@@ -98,7 +98,7 @@ class ShotDataset:
         predictions: FeatureStore | None = None,
         random_frame: bool = False,
     ) -> None:
-        self.shots = [shot for shot in shots if shot.turn > 0]
+        self.shots = [shot for shot in shots if shot.turn > 0 or shot.action]
         self.features, self.predictions, self.seed = features, predictions, seed
         self.text_dropout, self.image_dropout = text_dropout, image_dropout
         self.reference = "f_v_random" if random_frame else "f_v"

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from animegamer.config import ShotConfig
-from animegamer.video import VideoError, read_video, resize
+from animegamer.video import VideoError, fit, read_video
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
@@ -39,12 +39,7 @@ def read_opening(opening: str | Path | np.ndarray, shot: ShotConfig) -> np.ndarr
         raise OpeningError(
             f"an opening of {frames.dtype} {frames.shape}, expected uint8 (F, H, W, 3)"
         )
-    rows, columns = frames.shape[1:3]
-    high = min(rows, max(1, round(columns * shot.height / shot.width)))
-    wide = min(columns, max(1, round(rows * shot.width / shot.height)))
-    top, left = (rows - high) // 2, (columns - wide) // 2
-    cut = frames[: shot.frames, top : top + high, left : left + wide]
-    return resize(cut, shot.height, shot.width)
+    return fit(frames[: shot.frames], shot.height, shot.width)
 
 
 def _read_frames(path: Path) -> np.ndarray:

@@ -68,7 +68,8 @@ class Shot:
         turn: place in the episode; 0 is an opening shot, which nothing asks for.
         clip: video file, relative to the JSONL file: F frames at 8 fps.
         instruction: what a player would have typed; None for an opening shot.
-        action: short English action text, the source of ``f_md``; empty for an opening shot.
+        action: short English action text, the source of ``f_md``; empty for an opening shot. A
+            captioned clip to pre-train on is a shot at turn 0 with its caption here.
         motion_scope: mean optical flow, pixels per frame of a 720-wide frame at 8 fps.
         motion_level: its level, 1 to 5.
         change: state change; None for an opening shot.

@@ -10,6 +10,7 @@ import os
 import tempfile
 from fractions import Fraction
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -155,6 +156,72 @@ def resize(frames: np.ndarray, height: int, width: int) -> np.ndarray:
     shrinks = height <= frames.shape[1] and width <= frames.shape[2]
     kind = cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC
     return np.stack([cv2.resize(frame, (width, height), interpolation=kind) for frame in frames])
+
+
+def fit(frames: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Cuts frames round their centre to another shape and resizes them; nothing is squashed.
+
+    Args:
+        frames: uint8 RGB (F, H, W, 3).
+        height: New height in pixels.
+        width: New width in pixels.
+
+    Returns:
+        uint8 RGB (F, height, width, 3).
+    """
+    rows, columns = _checked(frames).shape[1:3]
+    high = min(rows, max(1, round(columns * height / width)))
+    wide = min(columns, max(1, round(rows * width / height)))
+    top, left = (rows - high) // 2, (columns - wide) // 2
+    return resize(frames[:, top : top + high, left : left + wide], height, width)
+
+
+def sample_middle(source: str | Path | BinaryIO, frames: int, fps: float = FPS) -> np.ndarray:
+    """Frames at a steady rate from the middle of a video of any rate.
+
+    Args:
+        source: The file, or its open content.
+        frames: How many.
+        fps: Frames per second of the result; each is the last one shown at its moment.
+
+    Returns:
+        uint8 RGB (F, H, W, 3).
+
+    Raises:
+        VideoError: If it cannot be decoded, or is too short.
+    """
+    import av
+
+    content: Any = str(source) if isinstance(source, (str, Path)) else source
+    span = (frames - 1) / fps
+    try:
+        with av.open(content) as container:
+            stream = container.streams.video[0]
+            packets = container.demux(stream)
+            times = sorted(float(p.pts * p.time_base) for p in packets if p.pts is not None)
+            if len(times) < 2:
+                raise VideoError(f"holds {len(times)} frames")
+            # The last frame is shown as long as the others.
+            length = (times[-1] - times[0]) * len(times) / (len(times) - 1)
+            if length < span:
+                raise VideoError(f"lasts {length:.2f} s, expected {span:.2f} s or more")
+            wanted = times[0] + (length - span) / 2 + np.arange(frames) / fps
+            container.seek(int(wanted[0] / stream.time_base), stream=stream)
+            shown: list[np.ndarray] = []
+            before: Any = None
+            for frame in container.decode(stream):
+                while before and len(shown) < frames and frame.time > wanted[len(shown)]:
+                    shown.append(before.to_ndarray(format="rgb24"))
+                before = frame
+                if len(shown) == frames:
+                    break
+            while len(shown) < frames:
+                shown.append(before.to_ndarray(format="rgb24"))
+    except VideoError:
+        raise
+    except Exception as error:
+        raise VideoError(f"is no video or is damaged ({type(error).__name__})") from None
+    return np.stack(shown)
 
 
 def to_float(frames: np.ndarray) -> np.ndarray:

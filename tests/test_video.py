@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 
-from animegamer.video import VideoError, read_video, resize, to_float, to_uint8, write_video
+from animegamer.video import (
+    VideoError,
+    fit,
+    read_video,
+    resize,
+    sample_middle,
+    to_float,
+    to_uint8,
+    write_video,
+)
 
 
 @pytest.fixture
@@ -100,6 +111,27 @@ def test_write_refuses_what_it_cannot_hold(tmp_path, frames) -> None:
         write_video(tmp_path / "a.mp4", frames.astype(np.float32))
     with pytest.raises(ValueError, match="63x96"):
         write_video(tmp_path / "a.mp4", frames[:, :63])
+
+
+def test_the_middle_of_a_video_at_another_rate(tmp_path) -> None:
+    """24 frames a second, each a little brighter: every third one, round the middle."""
+    ramp = np.arange(60, dtype=np.uint8)[:, None, None, None] * 4
+    write_video(tmp_path / "a.mp4", np.broadcast_to(ramp, (60, 32, 48, 3)), 24.0, crf=0)
+    expected = (2.5 - 1.0) / 2 * 24 + 3 * np.arange(9)  # 2.5 s long, 9 frames span 1 s
+    for source in (tmp_path / "a.mp4", io.BytesIO((tmp_path / "a.mp4").read_bytes())):
+        shown = sample_middle(source, 9, 8)
+        assert shown.shape == (9, 32, 48, 3)
+        np.testing.assert_allclose(shown.mean((1, 2, 3)) / 4, expected, atol=0.8)
+    with pytest.raises(VideoError, match=r"lasts 2.50 s, expected 4.00 s"):
+        sample_middle(tmp_path / "a.mp4", 33, 8)
+    with pytest.raises(VideoError, match="is no video or is damaged"):
+        sample_middle(io.BytesIO(b"words"), 9, 8)
+
+
+def test_fitting_cuts_and_never_squashes() -> None:
+    wide = np.zeros((2, 8, 32, 3), np.uint8)
+    wide[:, :, 10:22] = 200  # the middle 3 : 2
+    assert (fit(wide, 4, 6) == 200).all() and fit(wide, 4, 6).shape == (2, 4, 6, 3)
 
 
 def test_resize_and_colour_range(frames) -> None:
