@@ -38,7 +38,7 @@ COVERED = {
         "tests/models/test_mllm.py::test_prediction_is_the_training_pass",
     ]),
     5: ("Predictions are taken three positions too late.", [
-        "tests/models/test_mllm_parity.py::test_hidden_states_and_predictions",
+        "tests/test_parity.py::test_hidden_states_and_predictions",
         "tests/test_language.py::test_render_marks_slots_and_queries",
     ]),
     6: ("A state that cannot be read becomes zeros.", [
@@ -81,7 +81,7 @@ COVERED = {
         "tests/test_session.py::test_a_decoder_with_a_weight_missing_is_refused",
     ]),
     15: ("Dynamic guidance is given the timestep for the step, so it swings.", [
-        "tests/models/test_diffusion.py::test_release_guidance_swings_as_theirs_does",
+        "tests/test_parity.py::test_schedules",
         "tests/models/test_diffusion.py::test_dynamic_guidance_rises",
     ]),
 }  # fmt: skip
