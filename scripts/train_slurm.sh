@@ -29,8 +29,8 @@ mode=$1
 shift
 nodes=${SLURM_JOB_NUM_NODES:?start it with sbatch}
 gpus=${SLURM_GPUS_ON_NODE:?no GPUs: see --gpus-per-node}
-# Not "head": it closes the pipe early, which pipefail counts as a failure.
-main_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+main_node=${hosts%%$'\n'*}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
 # How long the launcher leaves the processes to finish their step and save.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-540}

@@ -286,7 +286,6 @@ def torchrun(directory, *arguments, **environ):
         "PYTHONPATH": str(ROOT),
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2",
         **environ,
     }
     result = subprocess.run(
@@ -309,7 +308,8 @@ def test_a_killed_process_ends_the_job_with_what_happened(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_a_process_that_hangs_is_not_waited_for_forever(tmp_path, mode):
-    said = torchrun(tmp_path, mode, str(tmp_path), "0.1", "SIGSTOP")
+    quick = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}  # for the stopped one, before it is killed
+    said = torchrun(tmp_path, mode, str(tmp_path), "0.1", "SIGSTOP", **quick)
     assert "did not answer within train.timeout_minutes" in said and "6000ms" in said
 
 

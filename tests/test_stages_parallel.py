@@ -155,5 +155,5 @@ def test_the_commands_of_the_readme(work, tmp_path, stage, mode):
     assert result.returncode == 0, result.stderr
     ranks.run(1, train_stage, work, stage, [(tmp_path / "one", [*settings, *batches(4)])])
     assert len(losses(tmp_path / "two")) == 20
-    # bfloat16: sums in another order differ in the third digit.
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=3e-2)
+    # In bfloat16 sums in another order differ more.
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=5e-3)
