@@ -129,7 +129,9 @@ def load_decoder(
     set_peft_model_state_dict(decoder, adapter)
     decoder.load_state_dict(whole, strict=False)
     decoder.whole = frozenset(whole)
-    return decoder.to(dtype)
+    for parameter in decoder.parameters():  # PEFT makes its own in float32
+        parameter.data = parameter.data.to(dtype)
+    return decoder
 
 
 def _check(path: Path, found: dict[str, Any], own: dict[str, Any], *, all_of: bool) -> None:
