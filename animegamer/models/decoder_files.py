@@ -129,9 +129,8 @@ def load_decoder(
     set_peft_model_state_dict(decoder, adapter)
     decoder.load_state_dict(whole, strict=False)
     decoder.whole = frozenset(whole)
-    for parameter in decoder.parameters():  # PEFT makes its own in float32
-        parameter.data = parameter.data.to(dtype)
-    return decoder
+    # PEFT makes its own weights in float32; the table of positions is a float64 buffer.
+    return decoder.to(dtype)
 
 
 def _check(path: Path, found: dict[str, Any], own: dict[str, Any], *, all_of: bool) -> None:
