@@ -184,7 +184,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part that this process holds."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
-    return tensor.ds_tensor if _is_partitioned(tensor) else tensor
+    return zero.local(tensor) if _is_partitioned(tensor) else tensor
 
 
 def sharded_like(tensor: torch.Tensor, example: torch.Tensor) -> torch.Tensor:

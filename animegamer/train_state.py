@@ -7,7 +7,7 @@ number of processes, in any mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,17 +78,20 @@ class TrainState:
         """
         place = parallel.agree_on(directory) if sharded else directory
         for part, tensors in self._parts():
+            held, name = {}, f"{part}.safetensors"
             if sharded:
                 number, count = _share(next(iter(self.named.values())))
-                held = {k: parallel.local(v) for k, v in tensors.items()}
-                if number:  # what is not sharded is in the first
-                    held = {k: held[k] for k, v in tensors.items() if isinstance(v, DTensor)}
                 name = f"{part}-{number + 1:05d}-of-{count:05d}.safetensors"
-            else:
-                held = {k: parallel.whole(v) for k, v in tensors.items()}
-                name = f"{part}.safetensors"
+            for key, tensor in tensors:
+                # One after the other: a process that shards may have no room for all of them whole.
+                own = parallel.local(tensor) if sharded else parallel.whole(tensor)
+                repeated = sharded and number > 0 and not isinstance(tensor, DTensor)
+                if place is not None and not repeated:
+                    held[key] = own.detach().cpu().contiguous()
             if place is not None:
-                save_file({k: v.detach().contiguous() for k, v in held.items()}, place / name)
+                save_file(held, place / name)
+        if sharded:
+            torch.distributed.barrier()  # before the main process puts the directory in its place
         if export is not None:
             self.average.swap()
             with parallel.whole_parameters(self.model):
@@ -96,18 +99,16 @@ class TrainState:
                     export(directory / "export")
             self.average.swap()
 
-    def _parts(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-        yield "trained", dict(self.named)
+    def _parts(self) -> Iterator[tuple[str, Iterable[tuple[str, torch.Tensor]]]]:
+        yield "trained", self.named.items()
         if self.average.shadow:
-            yield "average", self.average.shadow
-        yield (
-            "optimizer",
-            {
-                f"{name}:{key}": value
-                for name, parameter in self.named.items()
-                for key, value in parallel.moments(self.optimizer, parameter).items()
-            },
-        )
+            yield "average", self.average.shadow.items()
+        yield "optimizer", self._moments()
+
+    def _moments(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.named.items():
+            for key, value in parallel.moments(self.optimizer, parameter).items():
+                yield f"{name}:{key}", value
 
     @torch.no_grad()
     def read(self, directory: Path) -> None:

@@ -22,6 +22,13 @@ def gathered(parameter: nn.Parameter) -> Any:
     return deepspeed.zero.GatheredParameters([parameter])
 
 
+def local(parameter: Any) -> torch.Tensor:
+    """The part that this process holds of a parameter under ZeRO-3, flat."""
+    part = parameter.ds_tensor
+    start = part.numel() * torch.distributed.get_rank()
+    return part[: max(0, min(part.numel(), parameter.ds_numel - start))]  # the rest is padding
+
+
 def is_zero(optimizer: Any) -> bool:
     """Whether the optimiser is DeepSpeed's, around torch's."""
     return _flat(optimizer) is not None

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
+from animegamer import zero
 from animegamer.checkpoint import CheckpointError
 from animegamer.config import ConfigError, TrainConfig, load
 from animegamer.parallel import LaunchError, PeerError, peers
@@ -150,23 +152,30 @@ def test_without_its_own_size_a_first_frame_batch_has_the_other():
     assert SampleSchedule(train).micro_batch(0) == (3, 1)
 
 
+def test_the_padding_of_zero_is_no_part_of_a_parameter(monkeypatch):
+    """Nobody fills it: it may well be no number."""
+    parameter = SimpleNamespace(ds_tensor=torch.tensor([5.0, 6.0, 7.0, torch.nan]), ds_numel=7)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    assert zero.local(parameter).tolist() == [5.0, 6.0, 7.0]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 @pytest.mark.parametrize("stage", [2, 3])
 def test_zero_trains_as_one_and_goes_on(tmp_path, stage):
     """DeepSpeed's own code, with Accelerate's choice of devices put out of the way."""
     one = alone(tmp_path / "one", ema_decay=0.0)
-    zero = {
+    environ = {
         "ACCELERATE_USE_CPU": "false",
         "ACCELERATE_USE_DEEPSPEED": "true",
         "DS_ACCELERATOR": "cpu",
     }
     for name, settings in (("two", {}), ("parts", {"batch_size": 1, "accumulate": 2})):
         run = tmp_path / name
-        ranks.run(2, train_toy_with_zero, stage, run, settings, timeout=300, **zero)
+        ranks.run(2, train_toy_with_zero, stage, run, settings, timeout=300, **environ)
         assert_close(one, run)
     shutil.rmtree(tmp_path / "two/step_0000006")
-    ranks.run(2, train_toy_with_zero, stage, tmp_path / "two", {}, timeout=300, **zero)
+    ranks.run(2, train_toy_with_zero, stage, tmp_path / "two", {}, timeout=300, **environ)
     assert_close(one, tmp_path / "two")
     shutil.rmtree(tmp_path / "two/step_0000006")
     alone(tmp_path / "two", ema_decay=0.0)  # in one process, without DeepSpeed
