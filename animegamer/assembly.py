@@ -14,13 +14,10 @@ from safetensors.torch import save_file
 
 from animegamer.atomic import write_text
 from animegamer.checkpoint import exported, fingerprint, load_model
-from animegamer.config import Config, to_tree
+from animegamer.config import MODEL_SECTIONS, Config, to_tree
 from animegamer.models.decoder_files import load_decoder, save_decoder
 from animegamer.models.encoder import ActionAwareEncoder
 from animegamer.models.mllm import NextStateMLLM
-
-# What play takes from the checkpoint's config.yaml (animegamer.drawing.with_checkpoint).
-MODEL_SECTIONS = ("shot", "backbones", "encoder", "decoder", "diffusion", "mllm")
 
 
 def write_parts(

@@ -19,7 +19,7 @@ import yaml
 from safetensors import SafetensorError
 
 from animegamer.atomic import write_text
-from animegamer.config import Config, differences, save, to_tree
+from animegamer.config import Config, ConfigError, differences, from_tree, save, to_tree
 
 _STEP = re.compile(r"step_(\d{7,})$")
 
@@ -57,7 +57,7 @@ class RunDirectory:
         "mllm.gradient_checkpointing",
         "data.workers",
     )
-    FREE_SECTIONS = ("play", "evaluate", "assemble")
+    FREE_SECTIONS = ("play", "evaluate", "assemble", "plan")
 
     def __init__(self, path: str | Path, config: Config) -> None:
         self.path = Path(path)
@@ -66,7 +66,7 @@ class RunDirectory:
         stored = self.path / "config.yaml"
         self.started = to_tree(config)  # what the run was started with
         if stored.is_file():
-            self.started = yaml.safe_load(stored.read_text(encoding="utf-8"))
+            self.started = _complete(yaml.safe_load(stored.read_text(encoding="utf-8")))
             changed = [
                 line
                 for line in differences(self.started, to_tree(config))
@@ -151,6 +151,14 @@ class RunDirectory:
         for old in self.steps()[:-keep]:
             shutil.rmtree(self.checkpoint(old))
         return final
+
+
+def _complete(stored: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings with the defaults of those that came after it was started."""
+    try:
+        return to_tree(from_tree(stored))
+    except ConfigError:  # of a setting that is gone: named as changed
+        return stored
 
 
 def _sync(directory: Path) -> None:

@@ -539,6 +539,10 @@ class PretrainConfig:
     video_base: VideoBaseSizes = field(default_factory=VideoBaseSizes)
 
 
+MODEL_SECTIONS = ("shot", "backbones", "encoder", "decoder", "diffusion", "mllm")
+"""The model's part, which a checkpoint's ``config.yaml`` holds and play takes from there."""
+
+
 @dataclass(frozen=True)
 class Config:
     """Everything that one script reads."""

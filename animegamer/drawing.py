@@ -24,14 +24,13 @@ from safetensors.torch import load_file
 
 from animegamer import config as configuration
 from animegamer.checkpoint import CheckpointError, load_model
-from animegamer.config import Config, ConfigError
+from animegamer.config import MODEL_SECTIONS, Config, ConfigError
 from animegamer.game import MotionScope
 from animegamer.placement import Placement, placement
 from animegamer.video import to_float, to_uint8
 
 logger = logging.getLogger(__name__)
 
-_MODEL_SECTIONS = ("shot", "backbones", "encoder", "decoder", "diffusion", "mllm")
 _BACKBONES = ("autoencoder", "image_encoder", "text_encoder", "video_base", "language_base")
 
 
@@ -57,7 +56,7 @@ def with_checkpoint(config: Config) -> Config:
         except ConfigError as error:
             raise CheckpointError(f"the checkpoint's own configuration: {error}") from None
         _warn_of_differences(config, trained)
-        config = replace(config, **{name: getattr(trained, name) for name in _MODEL_SECTIONS})
+        config = replace(config, **{name: getattr(trained, name) for name in MODEL_SECTIONS})
     shipped = {
         name: str(directory / "backbones" / name)
         for name in _BACKBONES
@@ -71,7 +70,7 @@ def _warn_of_differences(config: Config, trained: Config) -> None:
     ours = configuration.to_tree(config)
     theirs, default = configuration.to_tree(trained), configuration.to_tree(Config())
     differences = configuration.differences
-    for section in _MODEL_SECTIONS:
+    for section in MODEL_SECTIONS:
         changed = differences(default[section], ours[section])
         set_here = {line.split(":")[0] for line in changed}
         for line in differences(ours[section], theirs[section]):

@@ -40,7 +40,8 @@ def select_trainable(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, l
     Args:
         model: the model.
         patterns: ``encoder`` trains all of that module, ``decoder.lora`` the parameters under
-            ``decoder`` whose name holds ``lora_``.
+            ``decoder`` whose name holds ``lora_``, ``decoder.norm1.linear`` those of every
+            ``norm1.linear`` under it.
 
     Returns:
         Parameter names by pattern; a parameter belongs to the last pattern that matches it.
@@ -52,15 +53,7 @@ def select_trainable(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, l
         raise ValueError("train.trainable is empty: name what trains, such as [encoder, decoder]")
     owner: dict[str, str] = {}
     for pattern in patterns:
-        module, _, part = pattern.rpartition(".")
-        found = [
-            name
-            for name, _ in model.named_parameters()
-            if name == pattern
-            or name.startswith(pattern + ".")
-            or (name.startswith(module + ".") and f".{part}_" in name)
-            or (name.startswith(module + ".") and f".{part}." in name)
-        ]
+        found = [name for name, _ in model.named_parameters() if _matches(pattern, name)]
         if not found:
             children = ", ".join(name for name, _ in model.named_children())
             raise ValueError(f"train.trainable: {pattern!r} matches no parameter of {children}")
@@ -71,6 +64,18 @@ def select_trainable(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, l
         if name in owner:
             groups[owner[name]].append(name)
     return groups
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether an entry of ``train.trainable`` names a parameter."""
+    if name == pattern or name.startswith(pattern + "."):
+        return True
+    words = pattern.split(".")
+    for i in range(1, len(words)):
+        module, part = ".".join(words[:i]), ".".join(words[i:])
+        if name.startswith(module + ".") and (f".{part}_" in name or f".{part}." in name):
+            return True
+    return False
 
 
 def parameter_table(model: nn.Module, groups: dict[str, list[str]]) -> str:

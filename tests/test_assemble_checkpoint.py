@@ -11,7 +11,6 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from animegamer import assembly, drawing
 from animegamer import config as configuration
 from animegamer.checkpoint import fingerprint
 from animegamer.config import AssembleConfig
@@ -122,7 +121,7 @@ def test_everything_is_float16_and_says_nothing_of_the_machine(place, made):
 def test_its_configuration_is_the_model_part(place):
     assert assemble(place) == 0
     tree = yaml.safe_load((place / "public/config.yaml").read_text(encoding="utf-8"))
-    assert tuple(tree) == assembly.MODEL_SECTIONS == drawing._MODEL_SECTIONS
+    assert tuple(tree) == configuration.MODEL_SECTIONS
     assert tree["backbones"]["autoencoder"] == f"{place}/public/backbones/autoencoder"
     assert configuration.load(place / "public/config.yaml").shot.frames == 5
 

@@ -9,6 +9,7 @@ import pickle
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from animegamer.checkpoint import (
@@ -43,6 +44,27 @@ def test_a_new_run_writes_its_whole_configuration(tmp_path):
     run = run_directory(tmp_path / "deep" / "run", lr=0.5)
     assert run.latest() is None and run.steps() == []
     assert load(tmp_path / "deep" / "run" / "config.yaml").train.lr == 0.5
+
+
+def test_a_run_from_before_a_setting_came_goes_on_with_its_default(tmp_path):
+    run_directory(tmp_path, lr=0.5)
+    file = tmp_path / "config.yaml"
+    stored = yaml.safe_load(file.read_text())
+    del stored["train"]["matrix_lr"], stored["plan"]
+    file.write_text(yaml.safe_dump(stored))
+    run_directory(tmp_path, lr=0.5)
+    with pytest.raises(CheckpointError, match=r"another configuration: train\.matrix_lr: 0"):
+        run_directory(tmp_path, lr=0.5, matrix_lr=0.1)
+
+
+def test_a_setting_that_is_gone_counts_as_changed(tmp_path):
+    run_directory(tmp_path)
+    file = tmp_path / "config.yaml"
+    stored = yaml.safe_load(file.read_text())
+    stored["train"]["momentum"] = 0.9
+    file.write_text(yaml.safe_dump(stored))
+    with pytest.raises(CheckpointError, match=r"another configuration: train\.momentum"):
+        run_directory(tmp_path)
 
 
 def test_saves_finds_and_prunes(tmp_path):

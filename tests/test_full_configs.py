@@ -15,7 +15,7 @@ from animegamer.motion import LEVELS, motion_scope
 ROOT = Path(__file__).parents[1]
 FULL = ROOT / "configs" / "full"
 STAGES = ("stage1_webvid", "stage1_warmup", "stage1_joint", "stage2", "stage3")
-DECODER = ("decoder.lora", "decoder.norm1", "decoder.norm2", "decoder.ofs_embedding")
+DECODER = ("decoder.lora", "decoder.norm1.linear", "decoder.norm2.linear", "decoder.ofs_embedding")
 
 # What every file of the full scale says: the model's part.
 MODEL = {

@@ -37,19 +37,23 @@ FRAMES, HEIGHT, WIDTH = 9, 16, 24
 PICTURE = np.full((HEIGHT, WIDTH, 3), 90, np.uint8)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """A tiny checkpoint whose autoencoder and decoder are of CogVideoX's kind."""
-    directory = make_checkpoint(tmp_path_factory.mktemp("memory") / "tiny")
+def make_autoencoder(directory, height, width):
     torch.manual_seed(0)
     AutoencoderKLCogVideoX(
         block_out_channels=(8, 8, 8, 8),
         layers_per_block=1,
         latent_channels=4,
         norm_num_groups=2,
-        sample_height=HEIGHT,
-        sample_width=WIDTH,
-    ).save_pretrained(directory / "backbones" / "autoencoder")
+        sample_height=height,
+        sample_width=width,
+    ).save_pretrained(directory)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A tiny checkpoint whose autoencoder and decoder are of CogVideoX's kind."""
+    directory = make_checkpoint(tmp_path_factory.mktemp("memory") / "tiny")
+    make_autoencoder(directory / "backbones" / "autoencoder", HEIGHT, WIDTH)
     AnimationDecoder(
         num_attention_heads=2,
         attention_head_dim=D // 2,
@@ -120,15 +124,7 @@ def test_a_preset_plays_the_same_game(checkpoint, expected, path):
 
 
 def test_tiles_and_slices_give_nearly_the_same_picture(tmp_path):
-    torch.manual_seed(0)
-    AutoencoderKLCogVideoX(
-        block_out_channels=(8, 8, 8, 8),
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=2,
-        sample_height=96,  # tiles of 48 x 80
-        sample_width=160,
-    ).save_pretrained(tmp_path)
+    make_autoencoder(tmp_path, 96, 160)  # tiles of 48 x 80
     backbones = configuration.BackbonesConfig(autoencoder=str(tmp_path))
     whole, tiles, slices = (
         load_autoencoder(backbones, **options)

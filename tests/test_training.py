@@ -177,6 +177,19 @@ def test_a_later_entry_wins():
     assert len(groups["decoder.lora"]) == 2
 
 
+def test_an_entry_may_name_a_module_of_every_block():
+    model = nn.Module()
+    model.decoder = nn.Module()
+    model.decoder.blocks = nn.ModuleList(nn.Module() for _ in range(2))
+    for block in model.decoder.blocks:
+        block.norm1 = nn.ModuleDict({"linear": nn.Linear(2, 2), "norm": nn.LayerNorm(2)})
+    groups = select_trainable(model, ("decoder.norm1.linear",))
+    assert groups["decoder.norm1.linear"] == [
+        f"decoder.blocks.{i}.norm1.linear.{name}" for i in range(2) for name in ("weight", "bias")
+    ]
+    assert not model.decoder.blocks[0].norm1["norm"].weight.requires_grad
+
+
 def test_select_trainable_freezes_again():
     model = Named()
     select_trainable(model, ("decoder",))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from diffusers import CogVideoXTransformer3DModel
 from safetensors.torch import save_file
 from transformers import MistralConfig, MistralForCausalLM, T5EncoderModel
 
@@ -39,6 +40,7 @@ LINES = [
     for when in ("day", "night")
     for where in ("town", "forest", "森")
 ]
+BACKBONES = ("autoencoder", "image_encoder", "text_encoder", "video_base", "language_base")
 VOCABULARY = {
     "characters": {"Nilo": {"zh": "尼洛", "ja": "ニロ"}, "Mavi": {"zh": "玛薇"}, "Juno": {}},
     "places": {"town": {"en": ["town"], "zh": ["小镇"]}, "forest": {"en": ["forest", "woods"]}},
@@ -51,16 +53,7 @@ def tiny_config(checkpoint: Path, output: Path, **play: object) -> Config:
     return Config(
         shot=ShotConfig(5, 8, 16, 24),
         backbones=BackbonesConfig(
-            **{
-                name: str(checkpoint / "backbones" / name)
-                for name in (
-                    "autoencoder",
-                    "image_encoder",
-                    "text_encoder",
-                    "video_base",
-                    "language_base",
-                )
-            },
+            **{name: str(checkpoint / "backbones" / name) for name in BACKBONES},
             latent_scale=1.0,
             text_tokens=N_TEXT,
             visual_tokens=N_VISUAL,
@@ -71,6 +64,24 @@ def tiny_config(checkpoint: Path, output: Path, **play: object) -> Config:
         mllm=MllmConfig(lora=LoraConfig(2, 2.0)),
         play=PlayConfig(checkpoint=str(checkpoint), output=str(output), upscale=4, **play),
     )
+
+
+def make_video_base(checkpoint: Path, height: int, width: int, frames: int = 17) -> None:
+    """Adds a stock text-to-video CogVideoX for shots of that size to a checkpoint's backbones."""
+    CogVideoXTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=D // 2,
+        in_channels=4,
+        out_channels=4,
+        time_embed_dim=8,
+        num_layers=2,
+        sample_width=width // 8,
+        sample_height=height // 8,
+        sample_frames=frames,
+        patch_size=2,
+        text_embed_dim=16,
+        max_text_seq_length=N_TEXT,
+    ).save_pretrained(checkpoint / "backbones" / "video_base")
 
 
 def make_checkpoint(directory: Path) -> Path:

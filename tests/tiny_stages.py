@@ -6,30 +6,24 @@ import importlib
 from pathlib import Path
 
 from data_pipeline.builtin_world.dataset import Job, draw
+from tests.tiny_checkpoint import BACKBONES
 
 ROOT = Path(__file__).parents[1]
 HEIGHT, WIDTH = 32, 64
 
 
+def paths(work: Path, backbones: Path) -> list[str]:
+    """Where data and runs lie below ``work``, and the backbones."""
+    return [
+        *(f"backbones.{name}={backbones / name}" for name in BACKBONES),
+        *(f"data.{name}={work}/data/{name}" for name in ("train", "validation")),
+        *(f"data.{name}={work}/data/{name}" for name in ("features", "predictions")),
+        f"data.mllm={work}/runs/stage2",
+    ]
+
+
 def overrides(work: Path) -> list[str]:
     """Sizes of a few thousand parameters, and everything below ``work``."""
-    paths = {
-        **{
-            f"backbones.{name}": f"backbones/{name}"
-            for name in (
-                "autoencoder",
-                "image_encoder",
-                "text_encoder",
-                "video_base",
-                "language_base",
-            )
-        },
-        "data.train": "data/train",
-        "data.validation": "data/validation",
-        "data.features": "data/features",
-        "data.predictions": "data/predictions",
-        "data.mllm": "runs/stage2",
-    }
     sizes = {
         "shot.height": HEIGHT,
         "shot.width": WIDTH,
@@ -44,7 +38,7 @@ def overrides(work: Path) -> list[str]:
         "train.log_every": 1,
     }
     return [
-        *(f"{key}={work / path}" for key, path in paths.items()),
+        *paths(work, work / "backbones"),
         *(f"{key}={value}" for key, value in sizes.items()),
     ]
 

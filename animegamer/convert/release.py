@@ -13,10 +13,9 @@ from typing import Any
 
 import yaml
 
-from animegamer.assembly import MODEL_SECTIONS
 from animegamer.atomic import write_text
 from animegamer.checkpoint import CheckpointError, replace_directory
-from animegamer.config import Config, LoraConfig, to_tree
+from animegamer.config import MODEL_SECTIONS, Config, LoraConfig, to_tree
 from animegamer.convert import autoencoder, decoder, mllm
 from animegamer.convert.table import Converted, KeyTable, restore
 from animegamer.convert.tensors import (

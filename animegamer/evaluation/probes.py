@@ -263,32 +263,6 @@ def read_frames(
     return readings
 
 
-def judge_shots(
-    probe: Probe, frames: Sequence[np.ndarray], shots: Sequence[Shot], edges: Sequence[float]
-) -> dict[str, float]:
-    """Shares right on generated shots, for validation in training.
-
-    Args:
-        probe: the classifier.
-        frames: generated shots, uint8 (F, H, W, 3) each.
-        shots: their records; hidden attributes are not needed.
-        edges: the world's stored borders between motion levels.
-
-    Returns:
-        ``character``, ``motion``, ``background``, ``time_of_day``, ``acc_f``, each 0 to 1.
-    """
-    if len(frames) != len(shots) or not shots:
-        raise ProbeError(f"{len(frames)} generated shots for {len(shots)} records")
-    pairs = list(zip(read_frames(probe, frames, edges), map(read_truth, shots), strict=True))
-    return {
-        "character": float(np.mean([g.characters == t.characters for g, t in pairs])),
-        "motion": float(np.mean([g.motion == t.motion for g, t in pairs])),
-        "background": float(np.mean([g.place == t.place for g, t in pairs])),
-        "time_of_day": float(np.mean([g.time_of_day == t.time_of_day for g, t in pairs])),
-        "acc_f": float(np.mean([g.level == t.level for g, t in pairs])),
-    }
-
-
 def head_accuracy(readings: Sequence[Reading], shots: Sequence[Shot]) -> dict[str, float]:
     """Accuracy of each head on shots of which the truth is known, hidden attributes included."""
     hits: dict[str, list[bool]] = {}

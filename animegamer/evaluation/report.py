@@ -18,7 +18,6 @@ from animegamer.evaluation.truth import Outcome
 
 matplotlib.use("Agg")
 
-_ERRORS = ("mae_s", "mae_f")
 _BARS = (
     "character",
     "motion",

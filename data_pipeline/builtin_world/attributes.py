@@ -60,78 +60,96 @@ def draw_landmark(
         time: day, evening or night.
         ground: Colour of the knoll under windmill and lighthouse; None for no knoll.
     """
-
-    def tone(color: Color) -> Color:
-        return (
-            scenery_light(color, "day" if time == "day" else time)
-            if time != "night"
-            else darker(color, 0.25)
-        )
-
     if landmark in ("windmill", "lighthouse") and ground is not None:
+        _draw_knoll(pen, x, y, ground)
+    if landmark == "windmill":
+        _draw_windmill(pen, x, y, time)
+    elif landmark == "balloon":
+        _draw_balloon(pen, x, y, time)
+    elif landmark == "lighthouse":
+        _draw_lighthouse(pen, x, y, time)
+    elif landmark == "comet":
+        _draw_comet(pen, x, y)
+
+
+def _tone(time: str, color: Color) -> Color:
+    return darker(color, 0.25) if time == "night" else scenery_light(color, time)
+
+
+def _draw_knoll(pen: Pen, x: float, y: float, ground: Color) -> None:
+    pen.polygon(
+        [
+            (x - 40, y + 70),
+            (x - 20, y + 19),
+            (x - 6, y + 14),
+            (x + 10, y + 14),
+            (x + 30, y + 24),
+            (x + 44, y + 70),
+        ],
+        ground,
+    )
+
+
+def _draw_windmill(pen: Pen, x: float, y: float, time: str) -> None:
+    pen.polygon(
+        [(x - 5, y - 4), (x + 5, y - 4), (x + 9, y + 17), (x - 9, y + 17)],
+        _tone(time, (250, 244, 232)),
+        OUTLINE,
+    )
+    pen.polygon([(x - 8, y - 3), (x + 8, y - 3), (x, y - 11)], _tone(time, (206, 74, 50)), OUTLINE)
+    for quarter in range(4):
+        angle = math.radians(45 + 90 * quarter)
+        ax, ay = math.cos(angle), math.sin(angle)
         pen.polygon(
             [
-                (x - 40, y + 70),
-                (x - 20, y + 19),
-                (x - 6, y + 14),
-                (x + 10, y + 14),
-                (x + 30, y + 24),
-                (x + 44, y + 70),
+                (x, y - 3),
+                (x + 17 * ax - 4 * ay, y - 3 + 17 * ay + 4 * ax),
+                (x + 17 * ax + 4 * ay, y - 3 + 17 * ay - 4 * ax),
             ],
-            ground,
+            _tone(time, (255, 236, 170)),
+            OUTLINE * 0.7,
         )
-    if landmark == "windmill":
+
+
+def _draw_balloon(pen: Pen, x: float, y: float, time: str) -> None:
+    pen.line([(x - 7, y + 4), (x - 4, y + 13)], 2.0, _tone(time, (90, 60, 50)))
+    pen.line([(x + 7, y + 4), (x + 4, y + 13)], 2.0, _tone(time, (90, 60, 50)))
+    pen.ellipse(x, y - 4, 14, 14, _tone(time, (255, 96, 170)), OUTLINE)
+    pen.ellipse(x, y - 4, 5, 14, _tone(time, (255, 236, 240)))
+    pen.rectangle(x - 5, y + 12, x + 5, y + 18, _tone(time, (160, 100, 56)), OUTLINE)
+
+
+def _draw_lighthouse(pen: Pen, x: float, y: float, time: str) -> None:
+    pen.polygon(
+        [(x - 5, y - 8), (x + 5, y - 8), (x + 8, y + 17), (x - 8, y + 17)],
+        _tone(time, (252, 252, 252)),
+        OUTLINE,
+    )
+    for top in (-3, 8):
         pen.polygon(
-            [(x - 5, y - 4), (x + 5, y - 4), (x + 9, y + 17), (x - 9, y + 17)],
-            tone((250, 244, 232)),
-            OUTLINE,
+            [(x - 6, y + top), (x + 6, y + top), (x + 7, y + top + 5), (x - 7, y + top + 5)],
+            _tone(time, (224, 50, 50)),
         )
-        pen.polygon([(x - 8, y - 3), (x + 8, y - 3), (x, y - 11)], tone((206, 74, 50)), OUTLINE)
-        for quarter in range(4):
-            angle = math.radians(45 + 90 * quarter)
-            ax, ay = math.cos(angle), math.sin(angle)
-            pen.polygon(
-                [
-                    (x, y - 3),
-                    (x + 17 * ax - 4 * ay, y - 3 + 17 * ay + 4 * ax),
-                    (x + 17 * ax + 4 * ay, y - 3 + 17 * ay - 4 * ax),
-                ],
-                tone((255, 236, 170)),
-                OUTLINE * 0.7,
-            )
-    elif landmark == "balloon":
-        pen.line([(x - 7, y + 4), (x - 4, y + 13)], 2.0, tone((90, 60, 50)))
-        pen.line([(x + 7, y + 4), (x + 4, y + 13)], 2.0, tone((90, 60, 50)))
-        pen.ellipse(x, y - 4, 14, 14, tone((255, 96, 170)), OUTLINE)
-        pen.ellipse(x, y - 4, 5, 14, tone((255, 236, 240)))
-        pen.rectangle(x - 5, y + 12, x + 5, y + 18, tone((160, 100, 56)), OUTLINE)
-    elif landmark == "lighthouse":
+    pen.polygon([(x - 5, y - 12), (x - 22, y - 17), (x - 22, y - 7)], (255, 246, 150))
+    pen.rectangle(x - 6, y - 15, x + 6, y - 8, (255, 240, 120), OUTLINE)
+    pen.polygon(
+        [(x - 8, y - 15), (x + 8, y - 15), (x, y - 21)], _tone(time, (224, 50, 50)), OUTLINE
+    )
+
+
+def _draw_comet(pen: Pen, x: float, y: float) -> None:
+    for offset, color in ((0, (255, 190, 90)), (4, (255, 226, 150))):
         pen.polygon(
-            [(x - 5, y - 8), (x + 5, y - 8), (x + 8, y + 17), (x - 8, y + 17)],
-            tone((252, 252, 252)),
-            OUTLINE,
+            [
+                (x - 12, y + 8 - offset),
+                (x - 2, y + 14 - offset),
+                (x + 20 - offset, y - 17 + offset),
+            ],
+            color,
         )
-        for top in (-3, 8):
-            pen.polygon(
-                [(x - 6, y + top), (x + 6, y + top), (x + 7, y + top + 5), (x - 7, y + top + 5)],
-                tone((224, 50, 50)),
-            )
-        pen.polygon([(x - 5, y - 12), (x - 22, y - 17), (x - 22, y - 7)], (255, 246, 150))
-        pen.rectangle(x - 6, y - 15, x + 6, y - 8, (255, 240, 120), OUTLINE)
-        pen.polygon([(x - 8, y - 15), (x + 8, y - 15), (x, y - 21)], tone((224, 50, 50)), OUTLINE)
-    elif landmark == "comet":
-        for offset, color in ((0, (255, 190, 90)), (4, (255, 226, 150))):
-            pen.polygon(
-                [
-                    (x - 12, y + 8 - offset),
-                    (x - 2, y + 14 - offset),
-                    (x + 20 - offset, y - 17 + offset),
-                ],
-                color,
-            )
-        points = []
-        for spike in range(10):
-            radius = 11.5 if spike % 2 == 0 else 5.5
-            angle = math.radians(36 * spike - 90)
-            points.append((x - 7 + radius * math.cos(angle), y + 8 + radius * math.sin(angle)))
-        pen.polygon(points, (255, 244, 120), OUTLINE)
+    points = []
+    for spike in range(10):
+        radius = 11.5 if spike % 2 == 0 else 5.5
+        angle = math.radians(36 * spike - 90)
+        points.append((x - 7 + radius * math.cos(angle), y + 8 + radius * math.sin(angle)))
+    pen.polygon(points, (255, 244, 120), OUTLINE)

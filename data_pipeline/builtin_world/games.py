@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from animegamer.game import CharacterState, Instruction
 from data_pipeline.builtin_world import words
@@ -215,17 +215,3 @@ class _Storyteller:
     def _remember(self, scene: SceneSpec, stamina: int) -> None:
         self._slots = dict(zip(scene.characters, scene.end_slots(), strict=True))
         self._before = Before(scene.motion, stamina, scene.characters)
-
-
-def with_language(game: Game, language: str) -> Game:
-    """The same game with every instruction in ``language``, in canonical words."""
-    turns = []
-    for turn in game.turns:
-        if turn.instruction is not None:
-            scene = turn.scene
-            asked = words.instruction(
-                scene.characters, scene.motion, scene.intensity, scene.place, scene.time, language
-            )
-            turn = replace(turn, instruction=asked, language=language)
-        turns.append(turn)
-    return replace(game, name=f"{game.name}-{language}", turns=tuple(turns))

@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from accelerate.state import AcceleratorState
-from diffusers import CogVideoXTransformer3DModel
 
 from animegamer import config as configuration
 from animegamer.records import read_shots
 from animegamer.video import read_video, write_video
 from data_pipeline import captioned
 from data_pipeline.captioned import CaptionedError, Sample, make_shots, read_samples
-from tests.tiny_checkpoint import N_TEXT, N_VISUAL, D, make_checkpoint
+from tests.tiny_checkpoint import N_TEXT, N_VISUAL, make_checkpoint, make_video_base
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs/full/stage1_webvid.yaml"
@@ -249,20 +248,7 @@ def fresh_accelerator():
 def test_pre_training_takes_twenty_steps(work, tmp_path, fresh_accelerator):
     """Shard, features, training: the full configuration at toy sizes, with LoRA."""
     checkpoint = make_checkpoint(tmp_path / "tiny")
-    CogVideoXTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=D // 2,
-        in_channels=4,
-        out_channels=4,
-        time_embed_dim=8,
-        num_layers=1,
-        sample_width=WIDTH // 8,
-        sample_height=HEIGHT // 8,
-        sample_frames=FRAMES,
-        patch_size=2,
-        text_embed_dim=16,
-        max_text_seq_length=N_TEXT,
-    ).save_pretrained(checkpoint / "backbones/video_base")
+    make_video_base(checkpoint, HEIGHT, WIDTH, FRAMES)
     backbones = ("autoencoder", "image_encoder", "text_encoder", "video_base")
     arguments = [
         "--config",

@@ -1,7 +1,5 @@
 """Probes learn a stand-in world, are saved and read, and see what is there."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,6 @@ from animegamer.evaluation.probes import (
     Vocabulary,
     encode,
     head_accuracy,
-    judge_shots,
     load_probe,
     pick,
     read_frames,
@@ -70,18 +67,6 @@ def test_saved_probe_reads_the_same(trained, tmp_path):
 def test_missing_probe_says_what_to_run(tmp_path):
     with pytest.raises(ProbeError, match="prepare_evaluation.py"):
         load_probe(tmp_path)
-
-
-def test_judge_shots_needs_no_hidden_attributes(trained):
-    probe, _ = trained
-    frames, shots = drawn(3, seed=4)
-    bare = [replace(shot, hidden={}) for shot in shots]
-    right = judge_shots(probe, frames, bare, EDGES)
-    assert set(right) == {"character", "motion", "background", "time_of_day", "acc_f"}
-    shuffled = judge_shots(probe, frames[::-1], bare, EDGES)
-    assert right["character"] > 0.85 > shuffled["character"]
-    with pytest.raises(ProbeError, match="2 generated shots for 30 records"):
-        judge_shots(probe, frames[:2], bare, EDGES)
 
 
 def test_targets_are_unknown_where_a_shot_shows_nothing():
