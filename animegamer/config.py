@@ -108,8 +108,18 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class DiffusionConfig:
-    """CogVideoX's diffusion (release): v-prediction, zero terminal SNR, shifted."""
+    """CogVideoX's diffusion (release): v-prediction, zero terminal SNR, shifted.
 
+    Attributes:
+        prediction_type: what the decoder predicts, by diffusers' names: ``v_prediction``, or
+            ``sample`` for the clean latents.
+        train_steps: steps of the schedule.
+        snr_shift: shift of the signal-to-noise ratio.
+        beta_start: first beta.
+        beta_end: last beta.
+    """
+
+    prediction_type: Literal["v_prediction", "sample"] = "v_prediction"
     train_steps: int = 1000
     snr_shift: float = 3.0
     beta_start: float = 0.00085

@@ -80,7 +80,7 @@ def decoder_pass(config: Config, model: AnimationDecoder, dtype: torch.dtype) ->
         latents = torch.rand(size, *shape, dtype=torch.float32)
         s_a = torch.rand(size, *tokens, dtype=torch.float32)
         t, f_ms = torch.full((size,), 999), torch.ones(size)
-        return latents, model.predict_v(latents.to(dtype), t, s_a, f_ms)
+        return latents, model.predict(latents.to(dtype), t, s_a, f_ms)
 
     return run
 

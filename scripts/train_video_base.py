@@ -28,7 +28,6 @@ def main(arguments: list[str] | None = None) -> Any:
     from animegamer.checkpoint import exported, load_model, replace_directory
     from animegamer.features import FeatureStore
     from animegamer.models.backbones import load_text_encoder
-    from animegamer.models.diffusion import signal_levels
     from animegamer.parallel import is_main
     from animegamer.pretraining import video_base
     from animegamer.records import read_shots
@@ -45,7 +44,7 @@ def main(arguments: list[str] | None = None) -> Any:
     torch.manual_seed(config.train.seed)
     shape = store[data.shots[0].shot_id]["latents"].shape
     transformer = video_base.build(config, data.states.shape[-1], shape)
-    model = video_base.TextToVideoLoss(transformer, signal_levels(config.diffusion))
+    model = video_base.TextToVideoLoss(transformer, config.diffusion)
     finished = fit(
         config,
         model,

@@ -120,7 +120,7 @@ def test_decoder(dit, encoder, decoder, case):
         lambda module, arguments, keywords: seen.append((*arguments, *keywords.values())),
         with_kwargs=True,
     )
-    v = decoder.predict_v(z, t, s_a_of(dit, encoder, case), f_ms)
+    v = decoder.predict(z, t, s_a_of(dit, encoder, case), f_ms)
     hook.remove()
     torch.testing.assert_close(v, dit[f"{case}.out.noise_pred"], **CLOSE)
     if f"{case}.out.cond_emb" in dit:
@@ -137,7 +137,7 @@ def test_decoder_block_by_block(dit, encoder, decoder):
     ]
     z, t, f_ms = (dit[f"plain_b1.in.{name}"] for name in ("x", "timesteps", "flow"))
     s_a = s_a_of(dit, encoder, "plain_b1")
-    decoder.predict_v(z, t, s_a, f_ms)
+    decoder.predict(z, t, s_a, f_ms)
     for hook in hooks:
         hook.remove()
     for i, (video, text) in enumerate(seen):
@@ -225,14 +225,14 @@ def test_sampling(dit, sampler, encoder, decoder, null, case, monkeypatch):
         assert noise.shape == shape
         return noise
 
-    predict, inputs = decoder.predict_v, []
+    predict, inputs = decoder.predict, []
 
     def watched(latents, *rest):
         inputs.append(latents[:1].clone())
         return predict(latents, *rest)
 
     monkeypatch.setattr(torch, "randn", known)
-    monkeypatch.setattr(decoder, "predict_v", watched)
+    monkeypatch.setattr(decoder, "predict", watched)
     external = dit["aroutput_cfg2.in.aroutput"]
     latents = decoder.sample(
         encoder(dit["plain_b1.in.ip"], dit["plain_b1.in.text"]) if case == "enc10" else external,
@@ -260,7 +260,7 @@ def test_training_loss(dit, sampler, encoder, decoder, monkeypatch):
     torch.testing.assert_close(levels[index], a, atol=1e-6, rtol=0)
     torch.testing.assert_close(1 / (1 - a**2), sampler["loss.out.weight"], atol=0, rtol=1e-4)
     s_a = encoder(dit["plain_b1.in.ip"], dit["plain_b1.in.text"]).expand(2, -1, -1)
-    v = decoder.predict_v(diffusion.add_noise(x0, noise, a), index, s_a, f_ms)
+    v = decoder.predict(diffusion.add_noise(x0, noise, a), index, s_a, f_ms)
     level = a.view(-1, 1, 1, 1, 1)
     estimate = level * diffusion.add_noise(x0, noise, a) - (1 - level**2).sqrt() * v
     torch.testing.assert_close(estimate, sampler["loss.out.x0_pred"], **TRACE)

@@ -27,7 +27,6 @@ from animegamer.config import (
 )
 from animegamer.game import CharacterState, Instruction
 from animegamer.models.backbones import preprocess
-from animegamer.models.diffusion import signal_levels
 from animegamer.pretraining import autoencoder, image_encoder, text, video_base
 from animegamer.records import Shot
 from tests.tiny_checkpoint import LINES
@@ -344,7 +343,7 @@ def test_a_video_base_learns(captioned):
     transformer = video_base.build(config, 8, LATENTS)
     assert isinstance(transformer, CogVideoXTransformer3DModel)
     assert transformer.config.sample_frames == 9 and transformer.config.text_embed_dim == 8
-    model = video_base.TextToVideoLoss(transformer, signal_levels(DiffusionConfig()))
+    model = video_base.TextToVideoLoss(transformer, DiffusionConfig())
     data = make(0.1)
     before, after = first_loss_and_after(model, lambda n, p: data.batch(4 * n, 4))
     assert after < before

@@ -77,12 +77,12 @@ class World:
     Attributes:
         edges: borders between the five motion levels.
         films: film of each character.
-        skills: motion to the only character that does it in the training data.
+        skills: motion to the only characters that do it in the training data.
     """
 
     edges: tuple[float, ...]
     films: dict[str, str]
-    skills: dict[str, str]
+    skills: dict[str, tuple[str, ...]]
 
     @classmethod
     def read(cls, directory: str | Path) -> World:
@@ -94,8 +94,9 @@ class World:
         path = Path(directory) / "world.json"
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
-            return cls(tuple(facts["level_edges"]), facts["films"], facts["skills"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            skills = {motion: _names(owners) for motion, owners in facts["skills"].items()}
+            return cls(tuple(facts["level_edges"]), facts["films"], skills)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise TruthError(
                 f"{path}: cannot be used ({error!r}); draw the games again with "
                 "python -m data_pipeline.builtin_world"
@@ -106,9 +107,15 @@ class World:
         return len({self.films.get(name, name) for name in shot.labels["characters"]}) > 1
 
     def unseen_skill(self, shot: Shot) -> bool:
-        """Whether somebody does what only another character does in the training data."""
-        owner = self.skills.get(shot.labels["motion"])
-        return owner is not None and any(name != owner for name in shot.labels["characters"])
+        """Whether somebody does what only other characters do in the training data."""
+        owners = self.skills.get(shot.labels["motion"])
+        return owners is not None and any(c not in owners for c in shot.labels["characters"])
+
+
+def _names(owners: object) -> tuple[str, ...]:
+    if not isinstance(owners, list):
+        raise TypeError(f"the characters with a skill are a list, not {owners!r}")
+    return tuple(owners)
 
 
 def read_truth(shot: Shot) -> Reading:

@@ -190,10 +190,10 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
             raise CheckpointError(f"{base}: not a CogVideoX-2B-like transformer: {wrong[:3]}")
         return decoder
 
-    def predict_v(
+    def predict(
         self, latents: torch.Tensor, t: torch.Tensor, s_a: torch.Tensor, f_ms: torch.Tensor
     ) -> torch.Tensor:
-        """One denoising pass.
+        """One denoising pass; what it gives is the schedule's ``prediction_type``.
 
         Args:
             latents: (B, F, C, H, W) float, noisy.
@@ -202,7 +202,7 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
             f_ms: (B,) float, motion scope scalars.
 
         Returns:
-            v, (B, F, C, H, W) float.
+            v or clean latents, (B, F, C, H, W) float.
         """
         extra: dict[str, Any] = {"ofs": f_ms} if self.config.motion_scope else {}
         return self(
@@ -220,8 +220,9 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
         f_ms: torch.Tensor,
         levels: torch.Tensor,
         seeds: Sequence[int] = (),
+        prediction_type: diffusion.PredictionType = "v_prediction",
     ) -> torch.Tensor:
-        """v-prediction loss at uniformly drawn timesteps (release).
+        """The diffusion loss at uniformly drawn timesteps (release).
 
         Args:
             latents: (B, F, C, H, W) float.
@@ -229,14 +230,15 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
             f_ms: (B,) float.
             levels: (train_steps,) signal levels of the schedule.
             seeds: of each sample's timestep and noise, see ``diffusion.draw``.
+            prediction_type: what the decoder predicts.
 
         Returns:
             (B,) float, mean squared error of each shot.
         """
         t, noise = diffusion.draw(latents, len(levels), seeds)
         a = levels.to(latents.device)[t]
-        v = self.predict_v(diffusion.add_noise(latents, noise, a), t, s_a, f_ms)
-        return (v.float() - diffusion.v_target(latents, noise, a)).square().flatten(1).mean(1)
+        output = self.predict(diffusion.add_noise(latents, noise, a), t, s_a, f_ms)
+        return diffusion.loss(output, latents, noise, a, prediction_type)
 
     def through_layers(self, device: str) -> None:
         """Leaves the blocks in host memory and lets each come to a device as it is needed."""
@@ -297,14 +299,14 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
             level = table[(table - a).abs().argmin()].item()
             inputs = torch.cat([latents, latents]) if guided else latents
             t = torch.full((len(inputs),), timestep, device=latents.device)
-            v = self.predict_v(inputs.to(dtype), t, both, scope).float()
-            if not torch.isfinite(v).all():
+            output = self.predict(inputs.to(dtype), t, both, scope).float()
+            if not torch.isfinite(output).all():
                 raise FloatingPointError(
                     f"the decoder gives numbers that are not finite at sampling step {step + 1} of "
                     f"{sampling.steps}, with weights in {str(dtype).removeprefix('torch.')}: set "
                     "play.decoder_precision=bf16, which has a wider range, or play.precision=no"
                 )
-            estimate = level * inputs - (1 - level * level) ** 0.5 * v
+            estimate = diffusion.estimate(output, inputs, level, schedule.prediction_type)
             if not guided:
                 return estimate
             without, with_condition = estimate.chunk(2)

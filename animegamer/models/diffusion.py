@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import torch
 
 from animegamer.config import DiffusionConfig, SamplingConfig
+
+PredictionType = Literal["v_prediction", "sample"]
+_LEAST_SIGMA = 0.3
 
 
 def signal_levels(config: DiffusionConfig, timesteps: torch.Tensor | None = None) -> torch.Tensor:
@@ -51,6 +55,50 @@ def v_target(latents: torch.Tensor, noise: torch.Tensor, a: torch.Tensor) -> tor
     """The target v = a n - sqrt(1 - a^2) z, with ``a`` of shape (B,)."""
     a = a.view(-1, *[1] * (latents.ndim - 1))
     return a * noise - (1 - a**2).sqrt() * latents
+
+
+def loss(
+    output: torch.Tensor,
+    latents: torch.Tensor,
+    noise: torch.Tensor,
+    a: torch.Tensor,
+    prediction_type: PredictionType,
+) -> torch.Tensor:
+    """Squared error of each shot, in terms of v.
+
+    An error of the clean latents is one of v times sigma. For ``sample``, sigma counts as 0.3 at
+    least, or the last traces of noise, where no sampling step goes, would outweigh all else.
+
+    Args:
+        output: (B, F, C, H, W) float, what the decoder predicts.
+        latents: clean, of that shape.
+        noise: of that shape.
+        a: (B,) signal levels.
+        prediction_type: what the decoder predicts.
+
+    Returns:
+        (B,) float.
+    """
+    if prediction_type == "v_prediction":
+        return (output.float() - v_target(latents, noise, a)).square().flatten(1).mean(1)
+    weight = 1 / (1 - a**2).clamp(min=_LEAST_SIGMA**2)
+    return weight * (output.float() - latents).square().flatten(1).mean(1)
+
+
+def estimate(
+    output: torch.Tensor, latents: torch.Tensor, level: float, prediction_type: PredictionType
+) -> torch.Tensor:
+    """The clean latents that the decoder's output means.
+
+    Args:
+        output: what the decoder predicts for ``latents``.
+        latents: noisy, of the same shape.
+        level: their signal level.
+        prediction_type: what the decoder predicts.
+    """
+    if prediction_type == "v_prediction":
+        return level * latents - (1 - level * level) ** 0.5 * output
+    return output
 
 
 def draw(

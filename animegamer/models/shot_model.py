@@ -21,7 +21,7 @@ class ShotModel(nn.Module):
     Args:
         encoder: action-aware encoder; stage 3 gives it up for the cached null representation.
         decoder: animation decoder.
-        schedule: training schedule.
+        schedule: training schedule, and what the decoder predicts.
         null_features: f_md of the empty text, (N_t, W_t): what a dropped action text becomes.
         s_a_null: (N, D), encoder output for zero features; stage 3 only.
     """
@@ -37,6 +37,7 @@ class ShotModel(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
+        self.prediction_type = schedule.prediction_type
         self.register_buffer("levels", signal_levels(schedule), persistent=False)
         self.register_buffer("null_features", null_features, persistent=False)
         self.register_buffer("s_a_null", s_a_null, persistent=False)
@@ -54,9 +55,11 @@ class ShotModel(nn.Module):
         return self.encoder(f_v, f_md)
 
     def forward(self, batch: ShotBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The mean v-prediction loss, and metrics."""
+        """The mean diffusion loss, and metrics."""
         s_a = self.condition(batch)
-        loss = self.decoder.loss(batch.latents, s_a, batch.f_ms, self.levels, batch.seeds)
+        loss = self.decoder.loss(
+            batch.latents, s_a, batch.f_ms, self.levels, batch.seeds, self.prediction_type
+        )
         return loss.mean(), {}
 
 

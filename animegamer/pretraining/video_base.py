@@ -10,7 +10,7 @@ import torch
 from diffusers import CogVideoXTransformer3DModel
 from torch import nn
 
-from animegamer.config import Config
+from animegamer.config import Config, DiffusionConfig
 from animegamer.data import Shuffle, sample_seed
 from animegamer.features import FeatureStore
 from animegamer.models import diffusion
@@ -80,25 +80,26 @@ class CaptionDataset:
 
 
 class TextToVideoLoss(nn.Module):
-    """CogVideoX with its v-prediction loss."""
+    """CogVideoX with its diffusion loss."""
 
-    def __init__(self, transformer: CogVideoXTransformer3DModel, levels: torch.Tensor) -> None:
+    def __init__(self, transformer: CogVideoXTransformer3DModel, schedule: DiffusionConfig) -> None:
         super().__init__()
         self.transformer = transformer
-        self.register_buffer("levels", levels, persistent=False)
+        self.prediction_type = schedule.prediction_type
+        self.register_buffer("levels", diffusion.signal_levels(schedule), persistent=False)
 
     def forward(self, batch: CaptionedShots) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The mean loss."""
         latents = batch.latents
         t, noise = diffusion.draw(latents, len(self.levels), batch.seeds)
         a = self.levels[t]
-        v = self.transformer(
+        output = self.transformer(
             hidden_states=diffusion.add_noise(latents, noise, a),
             encoder_hidden_states=batch.text,
             timestep=t,
             return_dict=False,
         )[0]
-        return (v.float() - diffusion.v_target(latents, noise, a)).square().mean(), {}
+        return diffusion.loss(output, latents, noise, a, self.prediction_type).mean(), {}
 
 
 def build(

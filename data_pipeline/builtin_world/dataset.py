@@ -76,7 +76,7 @@ def world_facts(height: int, width: int) -> dict[str, object]:
         "times": list(TIMES),
         "scarves": list(SCARVES),
         "landmarks": list(LANDMARKS),
-        "skills": SKILLED,
+        "skills": {motion: list(owners) for motion, owners in SKILLED.items()},
         "languages": list(LANGUAGES),
         "adverbs": {str(level): words["en"][0] for level, words in ADVERBS.items()},
     }

@@ -19,14 +19,21 @@ from data_pipeline.builtin_world.renderer import SceneSpec
 from data_pipeline.builtin_world.rules import Before, state_change
 
 KINDS = ("mixed", "standard", "skill", "long", "language")
-SKILLED = {"fly": "Mavi", "drive": "Bruk"}
+# Who has a skill in training: one of each film. With a single owner nothing would say that the name
+# matters to how the motion looks.
+SKILLED = {"fly": ("Mavi", "Orin"), "drive": ("Bruk", "Juno")}
 OPENING_SHARE = 0.8
 PAIR_SHARE = 0.45
 ACROSS_SHARE = 0.45
 PLACE_CHANGE, TIME_CHANGE = 0.45, 0.35
 HELD_OUT_PERCENT = 10
+# Share of turns of training games that take up who and what of one of the last turns.
+REPEAT_SHARE, REPEAT_REACH = 0.25, 3
+# What a player writes through a training game: everything mixed, or one language.
+_SPEECH = {"mixed": 0.4, "en": 0.3, "zh": 0.15, "ja": 0.15}
 # Canonical English, varied English, Chinese, Japanese.
 _WORDING_SHARES = (0.60, 0.76, 0.88, 1.0)
+_CANONICAL_SHARE = 0.75  # where a whole game is in one language
 # "none" is drawn less often than the rest: games without an opening shot add to it.
 _NONE_WEIGHT = 0.6
 
@@ -116,10 +123,14 @@ class _Storyteller:
         self._number, self._split, self._kind, self._language = number, split, kind, language
         self._slots: dict[str, str] = {}
         self._before: Before | None = None
+        self._told: list[tuple[tuple[str, ...], str]] = []
+        self._speech = "mixed"
 
     def tell(self, name: str) -> Game:
         rng = self._rng
         opening = self._kind != "mixed" or rng.random() < OPENING_SHARE
+        if self._kind == "mixed":
+            self._speech = rng.choices(list(_SPEECH), list(_SPEECH.values()))[0]
         length = {"mixed": rng.randint(1, 10) if opening else rng.randint(1, 3), "long": 100}.get(
             self._kind, 10
         )
@@ -174,6 +185,7 @@ class _Storyteller:
         self, turn: int, cast: list[str], place: str, time: str, attributes: Attributes
     ) -> TurnPlan:
         characters, motion = self._cast_motion(turn, cast, place)
+        self._told.append((characters, motion))
         intensity = self._rng.choice(INTENSITIES)
         slot = self._slots.get(characters[0], "left") if len(characters) == 1 else "left"
         scene = SceneSpec(characters, motion, intensity, place, time, slot, attributes)
@@ -188,11 +200,14 @@ class _Storyteller:
         rng = self._rng
         if self._kind == "skill" and turn % 3 == 2:
             motion = rng.choice(list(SKILLED))
-            return (rng.choice([c for c in cast if c != SKILLED[motion]]),), motion
+            return (rng.choice([c for c in cast if c not in SKILLED[motion]]),), motion
         while True:
             motion = rng.choice(MOTIONS)
-            if motion in SOLO:
-                characters: tuple[str, ...] = (SKILLED[motion],)
+            characters: tuple[str, ...]
+            if self._kind == "mixed" and self._told and rng.random() < REPEAT_SHARE:
+                characters, motion = rng.choice(self._told[-REPEAT_REACH:])
+            elif motion in SOLO:
+                characters = (rng.choice(SKILLED[motion]),)
             else:
                 characters = self._characters(cast, 2 if rng.random() < PAIR_SHARE else 1)
             free = self._split == "test"
@@ -205,6 +220,8 @@ class _Storyteller:
             return "en", 0
         if self._language is not None:
             return self._language, 0
+        if self._speech != "mixed":
+            return self._speech, 0 if draw < _CANONICAL_SHARE else choice
         canonical, varied, chinese, _ = _WORDING_SHARES
         if draw < canonical:
             return "en", 0

@@ -207,8 +207,8 @@ def inputs(decoder):
 def test_merging_changes_nothing_but_the_layout(kept, merged):
     first, second = (load_decoder(where / "decoder").eval() for where in (kept, merged))
     z, t, s_a, f_ms = inputs(first)
-    v = first.predict_v(z, t, s_a, f_ms)
-    torch.testing.assert_close(second.predict_v(z, t, s_a, f_ms), v, atol=1e-5, rtol=1e-5)
+    v = first.predict(z, t, s_a, f_ms)
+    torch.testing.assert_close(second.predict(z, t, s_a, f_ms), v, atol=1e-5, rtol=1e-5)
     bare = CogVideoXTransformer3DModel.from_pretrained(kept / "backbones" / "video_base")
     assert (bare(z, s_a, t, return_dict=False)[0] - v).abs().max() > 0.01  # the LoRA matters
     ids = torch.arange(40)[None]
@@ -264,7 +264,7 @@ def test_stock_libraries_load_what_to_stock_writes(layout, request, tmp_path):
     ours = load_decoder(checkpoint / "decoder").eval()
     z, t, s_a, f_ms = inputs(ours)
     v = stock(z, s_a, t, ofs=f_ms, return_dict=False)[0]
-    torch.testing.assert_close(v, ours.predict_v(z, t, s_a, f_ms), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(v, ours.predict(z, t, s_a, f_ms), atol=1e-4, rtol=1e-4)
     assert not torch.allclose(
         stock(z, s_a, t, ofs=f_ms.flip(0), return_dict=False)[0], v, atol=0.01
     )
@@ -296,7 +296,7 @@ def test_peft_loads_the_adapters_on_stock_bases(kept, tmp_path):
     ours.ofs_embedding.linear_2.bias.zero_()
     z, t, s_a, f_ms = inputs(ours)
     v = wrapped(hidden_states=z, encoder_hidden_states=s_a, timestep=t, return_dict=False)[0]
-    torch.testing.assert_close(v, ours.predict_v(z, t, s_a, f_ms), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(v, ours.predict(z, t, s_a, f_ms), atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()

@@ -69,10 +69,15 @@ def test_world(tmp_path):
             {
                 "level_edges": [1, 2, 3, 4],
                 "films": {"Ada": "A", "Bo": "A", "Cy": "B"},
-                "skills": {"fly": "Ada"},
+                "skills": {"fly": ["Ada"]},
             }
         )
     )
+    facts = json.loads((tmp_path / "world.json").read_text())
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/world.json").write_text(json.dumps(facts | {"skills": {"fly": "Ada"}}))
+    with pytest.raises(TruthError, match="list, not 'Ada'"):
+        World.read(tmp_path / "old")
     world = World.read(tmp_path)
     shots = game(
         [["Ada"], ["Ada", "Bo"], ["Ada", "Cy"], ["Bo"], ["Ada"]], ["", "walk", "walk", "fly", "fly"]

@@ -112,7 +112,7 @@ def write_games(directory: Path, games: int, turns: int, seed: int = 0) -> list[
     facts = {
         "level_edges": [1.0, 4.0, 9.0, 20.0],
         "films": {"Ada": "A", "Bo": "A", "Cy": "B"},
-        "skills": {"fly": "Ada"},
+        "skills": {"fly": ["Ada"]},
     }
     (directory / "world.json").write_text(json.dumps(facts))
     return shots

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from animegamer.checkpoint import CheckpointError, load_model
 from animegamer.config import DiffusionConfig, SamplingConfig
 from animegamer.models.decoder import AnimationDecoder
-from animegamer.models.diffusion import signal_levels
+from animegamer.models.diffusion import add_noise, draw, signal_levels
 
 TOKENS, WIDTH = 5, 32
 SIZES = {
@@ -62,7 +62,7 @@ def test_defaults_are_the_release():
 def test_shape_and_dependence():
     decoder = with_scope(make())
     z, t, s_a, f_ms = inputs()
-    v = decoder.predict_v(z, t, s_a, f_ms)
+    v = decoder.predict(z, t, s_a, f_ms)
     assert v.shape == (2, *LATENTS)
     for changed in (
         (z + 1, t, s_a, f_ms),
@@ -70,25 +70,25 @@ def test_shape_and_dependence():
         (z, t, s_a.flip(0), f_ms),
         (z, t, s_a, f_ms + 5),
     ):
-        assert not torch.allclose(decoder.predict_v(*changed), v, atol=1e-4)
+        assert not torch.allclose(decoder.predict(*changed), v, atol=1e-4)
 
 
 def test_one_latent_frame_is_enough():
     decoder = make()
     z, t, s_a, f_ms = inputs()
-    assert decoder.predict_v(z[:, :1], t, s_a, f_ms).shape == (2, 1, *LATENTS[1:])
+    assert decoder.predict(z[:, :1], t, s_a, f_ms).shape == (2, 1, *LATENTS[1:])
 
 
 def test_gradient_checkpointing_changes_nothing():
     decoder = with_scope(make())
     arguments = inputs()
     plain = torch.autograd.grad(
-        decoder.predict_v(*arguments).square().mean(), decoder.proj_out.weight
+        decoder.predict(*arguments).square().mean(), decoder.proj_out.weight
     )
     decoder.enable_gradient_checkpointing()
     decoder.train()
     saving = torch.autograd.grad(
-        decoder.predict_v(*arguments).square().mean(), decoder.proj_out.weight
+        decoder.predict(*arguments).square().mean(), decoder.proj_out.weight
     )
     torch.testing.assert_close(plain, saving)
 
@@ -102,8 +102,8 @@ def test_motion_scope_starts_at_zero():
     missing, unexpected = without.load_state_dict(decoder.state_dict(), strict=False)
     assert not missing and all(name.startswith("ofs_embedding.") for name in unexpected)
     z, t, s_a, f_ms = inputs()
-    assert torch.equal(decoder.predict_v(z, t, s_a, f_ms), without.predict_v(z, t, s_a, f_ms))
-    assert torch.equal(decoder.predict_v(z, t, s_a, f_ms), decoder.predict_v(z, t, s_a, f_ms * 3))
+    assert torch.equal(decoder.predict(z, t, s_a, f_ms), without.predict(z, t, s_a, f_ms))
+    assert torch.equal(decoder.predict(z, t, s_a, f_ms), decoder.predict(z, t, s_a, f_ms * 3))
 
 
 def test_one_step_of_training_teaches_it_motion_scope():
@@ -114,8 +114,8 @@ def test_one_step_of_training_teaches_it_motion_scope():
     decoder.loss(z, s_a, f_ms, levels).mean().backward()
     assert decoder.ofs_embedding.linear_2.weight.grad.abs().max() > 0
     optimizer.step()
-    v = decoder.predict_v(z, t, s_a, f_ms)
-    assert not torch.equal(v, decoder.predict_v(z, t, s_a, f_ms.flip(0)))
+    v = decoder.predict(z, t, s_a, f_ms)
+    assert not torch.equal(v, decoder.predict(z, t, s_a, f_ms.flip(0)))
 
 
 # ---- loss
@@ -131,9 +131,26 @@ def test_the_loss_is_of_v_at_the_drawn_levels():
     t = torch.randint(0, 1000, (3,))
     noise, a = torch.randn_like(z), levels[t].view(-1, 1, 1, 1, 1)
     sigma = (1 - a**2).sqrt()
-    v = decoder.predict_v(a * z + sigma * noise, t, s_a, f_ms)
+    v = decoder.predict(a * z + sigma * noise, t, s_a, f_ms)
     expected = (v - (a * noise - sigma * z)).square().mean((1, 2, 3, 4))
     torch.testing.assert_close(loss, expected)
+
+
+def test_a_decoder_of_clean_latents_has_its_own_loss_and_samples_its_output():
+    decoder, schedule = make(), DiffusionConfig(prediction_type="sample", snr_shift=1.0)
+    z, _, s_a, f_ms = inputs(3)
+    levels = signal_levels(schedule)
+    loss = decoder.loss(z, s_a, f_ms, levels, (1, 2, 3), "sample")
+    t, noise = draw(z, 1000, (1, 2, 3))
+    noisy = add_noise(z, noise, levels[t])
+    error = (decoder.predict(noisy, t, s_a, f_ms) - z).square().mean((1, 2, 3, 4))
+    torch.testing.assert_close(loss, error / (1 - levels[t] ** 2).clamp(min=0.09))
+    sampling = SamplingConfig(steps=1, guidance="none")
+    generator = torch.Generator().manual_seed(5)
+    start = torch.randn(LATENTS, generator=torch.Generator().manual_seed(5))[None]
+    got = decoder.sample(s_a[:1], f_ms[:1], s_a[0], sampling, schedule, [generator])
+    expected = decoder.predict(start, torch.tensor([999]), s_a[:1], f_ms[:1])
+    torch.testing.assert_close(got, expected)
 
 
 # ---- sampling
@@ -194,7 +211,7 @@ def test_saves_and_loads_exactly(tmp_path, motion_scope):
     again = load_model(AnimationDecoder, tmp_path)
     assert again.state_dict().keys() == decoder.state_dict().keys()
     arguments = inputs()
-    assert torch.equal(again.predict_v(*arguments), decoder.predict_v(*arguments))
+    assert torch.equal(again.predict(*arguments), decoder.predict(*arguments))
     assert again.norm_out.norm.eps == 1e-6 and again.norm_final.eps == 1e-5
     assert isinstance(again.patch_embed.text_proj, torch.nn.Identity)
     saved = json.loads((tmp_path / "config.json").read_text())
@@ -224,7 +241,7 @@ def test_starts_from_a_base(base):
     # CogVideoX-2B was made for 49 frames, shots have 17.
     assert decoder.config.sample_frames == 17
     assert decoder.patch_embed.pos_embedding.shape == (1, TOKENS + 5 * 6, WIDTH)
-    assert decoder.predict_v(*inputs()).shape == (2, *LATENTS)
+    assert decoder.predict(*inputs()).shape == (2, *LATENTS)
 
 
 def test_from_base_equals_the_base_on_projected_text(base):
@@ -235,7 +252,7 @@ def test_from_base_equals_the_base_on_projected_text(base):
     z, t, _, f_ms = inputs()
     text = torch.randn(2, 9, 12)
     expected = stock(z, text, t, return_dict=False)[0]
-    got = decoder.predict_v(z, t, stock.patch_embed.text_proj(text), f_ms)
+    got = decoder.predict(z, t, stock.patch_embed.text_proj(text), f_ms)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -55,7 +55,7 @@ def predict(decoder):
     torch.manual_seed(2)
     inputs = torch.randn(2, 5, 4, 4, 4), torch.tensor([3, 700]), torch.randn(2, 3, 32)
     with torch.no_grad():
-        return decoder.eval().predict_v(*inputs, torch.tensor([0.5, 15.0]))
+        return decoder.eval().predict(*inputs, torch.tensor([0.5, 15.0]))
 
 
 def test_lora_saves_what_was_trained_and_loads_on_its_base(base, tmp_path):

@@ -86,6 +86,28 @@ def test_noise_and_target_determine_the_latents():
     torch.testing.assert_close(sigma * noisy + level * v, noise)
 
 
+def test_an_output_of_either_kind_means_the_same_latents():
+    z, noise = torch.randn(2, 5, 4, 2, 2), torch.randn(2, 5, 4, 2, 2)
+    noisy = diffusion.add_noise(z, noise, torch.full((2,), 0.6))
+    v = diffusion.v_target(z, noise, torch.full((2,), 0.6))
+    torch.testing.assert_close(diffusion.estimate(v, noisy, 0.6, "v_prediction"), z)
+    assert torch.equal(diffusion.estimate(z, noisy, 0.6, "sample"), z)
+
+
+def test_an_error_costs_what_it_costs_in_terms_of_v():
+    z, noise, wrong = (torch.randn(3, 5, 4, 2, 2) for _ in range(3))
+    a = torch.tensor([0.0, 0.6, 0.999])
+    sigma = (1 - a.view(-1, 1, 1, 1, 1) ** 2).sqrt()
+    v = diffusion.v_target(z, noise, a)
+    of_v = diffusion.loss(v - wrong, z, noise, a, "v_prediction")
+    of_z = diffusion.loss(z + sigma * wrong, z, noise, a, "sample")
+    assert of_z.shape == (3,)
+    torch.testing.assert_close(of_v, wrong.square().mean((1, 2, 3, 4)))
+    torch.testing.assert_close(of_z[:2], of_v[:2])
+    assert of_z[2] < of_v[2] / 10  # the last traces of noise do not outweigh all else
+    assert diffusion.loss(z, z, noise, a, "sample").tolist() == [0, 0, 0]
+
+
 # ---- guidance
 
 
