@@ -45,9 +45,12 @@ def main(arguments: list[str] | None = None) -> Any:
     encoder = load_model(ActionAwareEncoder, weights / "encoder")
     torch.manual_seed(train.seed)
     width = encoder.config.width
-    mllm = NextStateMLLM.from_base(
-        config.backbones.language_base, config.mllm, encoder.num_tokens, width
-    )
+    base = weights / "mllm"
+    if base.is_dir():  # a whole checkpoint: its MLLM trains on
+        mllm = NextStateMLLM.from_pretrained(base, config=config.mllm)
+    else:
+        base = Path(config.backbones.language_base)
+        mllm = NextStateMLLM.from_base(base, config.mllm, encoder.num_tokens, width)
     if config.mllm.gradient_checkpointing:
         mllm.mistral.gradient_checkpointing_enable({"use_reentrant": False})
     model = StateModel(encoder, mllm)
@@ -80,7 +83,7 @@ def main(arguments: list[str] | None = None) -> Any:
         parents={
             **source,
             "init": fingerprint(weights / "encoder"),
-            "base": fingerprint(config.backbones.language_base),
+            "base": fingerprint(base),
         },
     )
 

@@ -201,6 +201,20 @@ def test_the_mllm_plays(work):
     assert found.s_a_hat.shape == (1, TOKENS, D) and len(found.changes) == 1
 
 
+def test_stage_2_trains_the_mllm_of_a_whole_checkpoint_on(work, tmp_path):
+    for part, stage in (("encoder", "stage1_joint"), ("mllm", "stage2")):
+        shutil.copytree(exported(work / "runs" / stage) / part, tmp_path / "whole" / part)
+    still = ["train.lr=1e-9", "train.matrix_lr=1e-9", "train.ema_decay=0"]
+    init, there = f"train.init={tmp_path / 'whole'}", f"train.run={tmp_path / 'run'}"
+    run("scripts.train_stage2", "stage2", work, *SHORT, init, there, *still)
+    name = "mllm/projections.safetensors"
+    after, before = (
+        load_file(exported(tmp_path / "run") / name),
+        load_file(tmp_path / "whole" / name),
+    )
+    assert all((after[k] - before[k]).abs().max() < 1e-5 for k in before)
+
+
 # ---- running it again
 
 
