@@ -1,5 +1,6 @@
 """scripts/plan.py: the published counts, counted; the memory plan against measured memory."""
 
+import itertools
 import json
 import os
 import resource
@@ -320,3 +321,37 @@ def test_the_report_says_whether_it_fits(small, monkeypatch):
     text = report(small("stage3", "plan.device_memory=1"))
     assert "planned, not measured: fits 1 GB by 1.0 GB" in text
     assert "does not fit" in report(small("stage3", "plan.device_memory=0.001"))
+
+
+# ---- the README's figures
+
+LAYOUTS = {"DDP": "ddp", "FSDP": "fsdp", "ZeRO-2": "zero2", "ZeRO-3": "zero3"}
+STAGES = {"warm-up": "stage1_warmup", "joint": "stage1_joint", "stage 2": "stage2"}
+
+
+def table_rows(header):
+    """Cells of the README's table with that first column."""
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").split(f"| {header} |")[1].splitlines()
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[2:])
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cells", table_rows("stage"), ids=lambda cells: " ".join(cells[:2]))
+def test_the_readme_says_what_training_is_planned_to_take(cells):
+    stage = STAGES.get(cells[0], "stage3")
+    config = configuration.load(FULL / f"{stage}.yaml", [f"plan.layout={LAYOUTS[cells[1]]}"])
+    plan = plan_training(config)
+    found = (plan.weights, plan.gradients, plan.optimizer, plan.activations, plan.peak)
+    assert [f"{number / 1e9:.1f}" for number in found] == cells[2:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cells", table_rows("preset"), ids=lambda cells: cells[0])
+def test_the_readme_says_what_play_is_planned_to_take(cells):
+    config = configuration.load(FULL / "memory" / f"{cells[0].strip('`')}.yaml", [])
+    found = {place: number / 1e9 for place, number in peaks(parts(config)).items()}
+    cards = [f"{number:.1f}" for place, number in found.items() if place.startswith("cuda")]
+    host = sum(number for place, number in found.items() if not place.startswith("cuda"))
+    assert " and ".join(cards) == cells[1]
+    assert (f"{host:.1f}" if host else "-") == cells[2]
