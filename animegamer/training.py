@@ -193,17 +193,9 @@ def fit(
             parts = upcoming.result()
             cursor += schedule.samples(step)
             upcoming = ahead.submit(load, step + 1, cursor)
-            values: dict[str, torch.Tensor] = {}
-            for number, share in enumerate(_shares(accelerator, parts)):
-                last = number + 1 == len(parts)
-                with nullcontext() if last else accelerator.no_sync(wrapped):
-                    with accelerator.autocast():
-                        loss, metrics = wrapped(parts[number].to(accelerator.device))
-                    parallel.backward(accelerator, loss.float() * share, last)
-                _add(values, share, {"loss": loss, **metrics})
-            norm = accelerator.clip_grad_norm_(list(named.values()), train.grad_clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            values, norm = train_step(
+                accelerator, wrapped, optimizer, parts, list(named.values()), train.grad_clip
+            )
             step += 1
             average.update(step)
             values = parallel.mean(accelerator, values)
@@ -221,6 +213,41 @@ def fit(
     if log is not None:
         log.close(step, stopped=step < train.steps)
     return step >= train.steps
+
+
+def train_step(
+    accelerator: Accelerator,
+    model: Any,
+    optimizer: Any,
+    parts: list[Any],
+    trained: list[nn.Parameter],
+    grad_clip: float,
+) -> tuple[dict[str, torch.Tensor], Any]:
+    """One step of the optimiser: forward and backward of its micro-batches, clipping, update.
+
+    Args:
+        accelerator: the run's.
+        model: as ``parallel.prepare`` gives it.
+        optimizer: likewise.
+        parts: the micro-batches.
+        trained: the parameters that train.
+        grad_clip: largest norm of their gradients.
+
+    Returns:
+        The loss and the metrics, means over the micro-batches, and the norm before clipping.
+    """
+    values: dict[str, torch.Tensor] = {}
+    for number, share in enumerate(_shares(accelerator, parts)):
+        last = number + 1 == len(parts)
+        with nullcontext() if last else accelerator.no_sync(model):
+            with accelerator.autocast():
+                loss, metrics = model(parts[number].to(accelerator.device))
+            parallel.backward(accelerator, loss.float() * share, last)
+        _add(values, share, {"loss": loss, **metrics})
+    norm = accelerator.clip_grad_norm_(trained, grad_clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return values, norm
 
 
 def _shares(accelerator: Accelerator, parts: list[Any]) -> list[float]:

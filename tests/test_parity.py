@@ -6,7 +6,6 @@ Each of the authors' state dicts goes through the converter and our loaders firs
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,14 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import LlamaTokenizer
 
-from animegamer import config as configuration
 from animegamer.checkpoint import load_model
 from animegamer.config import BackbonesConfig, DiffusionConfig, SamplingConfig
-from animegamer.convert.release import ReleaseFiles, from_release
 from animegamer.game import CharacterState, GameState, MotionScope, Turn
-from animegamer.game_data import GameBatch
 from animegamer.language import Language, special_tokens
 from animegamer.models import diffusion
 from animegamer.models.backbones import ImageEncoder, load_autoencoder, preprocess
@@ -30,18 +25,18 @@ from animegamer.models.decoder_files import load_decoder
 from animegamer.models.encoder import ActionAwareEncoder
 from animegamer.models.mllm import NextStateMLLM
 from tests.data.parity.parity_load import load
+from tests.parity_files import (
+    autoencoder_directory,
+    batch_of,
+    decoder_checkpoint,
+    history_of,
+    mllm_directory,
+)
 
 SCHEDULE = DiffusionConfig()
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}  # dit.json
 TRACE = {"atol": 1e-4, "rtol": 1e-3}  # sampler.json
 FINAL = {"atol": 2e-4, "rtol": 1e-3}
-
-
-def released(tensors, path, container):
-    """Writes a fixture's state dict as the authors' file."""
-    weights = {k.removeprefix("sd."): v for k, v in tensors.items() if k.startswith("sd.")}
-    torch.save({container: weights} if container else weights, path)
-    return path
 
 
 # ---- encoder and decoder
@@ -56,10 +51,8 @@ def dit():
 def converted(dit, tmp_path_factory):
     """The authors' decoder file as a checkpoint of ours, LoRA kept and merged."""
     place = tmp_path_factory.mktemp("dit")
-    file = released(dit, place / "mp_rank_00_model_states.pt", "module")
-    settings = configuration.load(None, ["decoder.lora.rank=4", "decoder.lora.alpha=1"])
     for name in ("kept", "merged"):
-        from_release(ReleaseFiles(decoder=file), place / name, settings, merge=name == "merged")
+        decoder_checkpoint(dit, place / name, merge=name == "merged")
     return place
 
 
@@ -276,11 +269,9 @@ def test_training_loss(dit, sampler, encoder, decoder, monkeypatch):
 @pytest.fixture(scope="module")
 def vae(tmp_path_factory):
     tensors, about = load("vae")
-    place = tmp_path_factory.mktemp("vae")
-    file = released(tensors, place / "3d-vae.pt", "state_dict")
-    from_release(ReleaseFiles(autoencoder=file), place / "ours", configuration.load())
-    directory = str(place / "ours" / "backbones" / "autoencoder")
-    return tensors, about["tolerance"], load_autoencoder(BackbonesConfig(autoencoder=directory))
+    directory = autoencoder_directory(tensors, tmp_path_factory.mktemp("vae"))
+    ours = load_autoencoder(BackbonesConfig(autoencoder=str(directory)))
+    return tensors, about["tolerance"], ours
 
 
 def test_autoencoder_encodes_in_one_piece(vae):
@@ -348,59 +339,7 @@ def fixture():
 @pytest.fixture(scope="module")
 def mllm(fixture, tmp_path_factory):
     """Their file through the converter, on a Mistral of the fixture's sizes."""
-    tensors, about = fixture
-    place, sizes = tmp_path_factory.mktemp("mllm"), about["config"]
-    words = ["<unk>", "<s>", "</s>", *(f"word{i}" for i in range(3, 32000))]
-    LlamaTokenizer({word: i for i, word in enumerate(words)}).save_pretrained(str(place / "base"))
-    base = {
-        "model_type": "mistral",
-        "vocab_size": 32000,
-        "hidden_size": sizes["hidden_size"],
-        "intermediate_size": sizes["intermediate_size"],
-        "num_hidden_layers": sizes["layers"],
-        "num_attention_heads": sizes["heads"],
-        "num_key_value_heads": sizes["kv_heads"],
-        "rms_norm_eps": sizes["rms_norm_eps"],
-        "sliding_window": sizes["sliding_window"],
-    }
-    (place / "base" / "config.json").write_text(json.dumps(base))
-    file = released(tensors, place / "pytorch_model.bin", None)
-    lora = f"{{rank: {sizes['lora_r']}, alpha: {sizes['lora_alpha']}}}"
-    settings = [f"backbones.language_base={place / 'base'}", f"mllm.lora={lora}"]
-    from_release(ReleaseFiles(mllm=file), place / "ours", configuration.load(None, settings))
-    return NextStateMLLM.from_pretrained(place / "ours" / "mllm")
-
-
-def batch_of(tensors, case, history):
-    """The fixture's tokens as a batch; ``history`` are the turns whose s_a is placed."""
-
-    def numbered(mask):
-        count = mask.long().cumsum(1) - 1
-        return torch.where(mask, count, -1)
-
-    ids = tensors[f"{case}.in.input_ids"]
-    attention = tensors[f"{case}.in.attention_mask"]
-    query = numbered(tensors[f"{case}.in.ids_gen_mask"])
-    turn = tensors.get(f"{case}.in.gen_turn_id", torch.tensor([len(history)]))
-    return GameBatch(
-        ids=ids,
-        position_ids=torch.arange(ids.shape[1]).expand_as(ids),
-        branch=torch.where(attention == 0, -1, 0),
-        slot=numbered(tensors[f"{case}.in.ids_cmp_mask"]),
-        query=torch.where(query >= 0, query + 226 * turn[:, None], -1),
-        labels=tensors.get(f"{case}.in.labels", torch.full_like(ids, -100)),
-        turn_mask=torch.ones(len(ids), max(1, len(history)), dtype=torch.bool),
-        s_a=torch.stack([tensors[f"turn_embedding.{t}"] for t in history]).expand(
-            len(ids), -1, -1, -1
-        )
-        if history
-        else None,
-    )
-
-
-def history_of(about, case):
-    embeddings = about[f"case {case}"]["video_embeds"]
-    return [int(name.rpartition(".")[2]) for name in embeddings if name != "zeros"]
+    return NextStateMLLM.from_pretrained(mllm_directory(fixture, tmp_path_factory.mktemp("mllm")))
 
 
 def test_all_mllm_cases_are_here(fixture):

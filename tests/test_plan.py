@@ -14,81 +14,20 @@ from animegamer import config as configuration
 from animegamer.config import ConfigError
 from animegamer.plan import counts, plan_training, report, stage_of
 from animegamer.play_plan import Part, parts, peaks
+from benchmarks import gpu_check
 
 ROOT = Path(__file__).parents[1]
 FULL = ROOT / "configs" / "full"
 
-# Widths at which weights, activations and gradients all weigh in, and a step takes no second.
-SIZES = {
-    "video_base": {
-        "num_attention_heads": 4,
-        "attention_head_dim": 32,
-        "in_channels": 4,
-        "out_channels": 4,
-        "time_embed_dim": 32,
-        "num_layers": 3,
-        "sample_width": 12,
-        "sample_height": 8,
-        "patch_size": 2,
-        "temporal_compression_ratio": 4,
-        "spatial_interpolation_scale": 1.0,
-        "temporal_interpolation_scale": 1.0,
-    },
-    "language_base": {
-        "vocab_size": 400,
-        "hidden_size": 128,
-        "intermediate_size": 320,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    },
-    "autoencoder": {
-        "_class_name": "AutoencoderKLCogVideoX",
-        "block_out_channels": [8, 8, 8, 8],
-        "layers_per_block": 1,
-        "latent_channels": 4,
-        "norm_num_groups": 2,
-    },
-    "text_encoder": {
-        "vocab_size": 50,
-        "d_model": 24,
-        "d_ff": 32,
-        "d_kv": 8,
-        "num_heads": 3,
-        "num_layers": 1,
-    },
-    "image_encoder": {
-        "model_cfg": {
-            "embed_dim": 8,
-            "vision_cfg": {"image_size": 32, "patch_size": 16, "width": 64, "layers": 1},
-            "text_cfg": {"context_length": 4, "vocab_size": 9, "width": 64, "layers": 1},
-        }
-    },
-}
-SMALL = [
-    "backbones.text_tokens=6",
-    "backbones.visual_tokens=24",
-    "decoder.motion_scope_hidden=16",
-    "decoder.lora.rank=4",
-    "mllm.lora.rank=4",
-    "mllm.max_turn_tokens=80",
-    "train.batch_size=2",
-    "plan.devices=1",
-    *(f"backbones.{name}=none" for name in SIZES),
-]
+SMALL = [*gpu_check.SMALL, "train.batch_size=2", "plan.devices=1"]
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
+def small():
     """Loads a full configuration at small sizes."""
-    directory = tmp_path_factory.mktemp("sizes")
-    for name, tree in SIZES.items():
-        (directory / f"{name}.json").write_text(json.dumps(tree))
 
     def load(name, *overrides):
-        return configuration.load(
-            FULL / f"{name}.yaml", [*SMALL, f"plan.sizes={directory}", *overrides]
-        )
+        return configuration.load(FULL / f"{name}.yaml", [*SMALL, *overrides])
 
     return load
 
