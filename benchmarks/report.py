@@ -25,7 +25,7 @@ _TITLES = {
     "play": "Play, one game: seconds a turn, a full window in view",
     "train": "Training, one step on one device",
     "parity": "Half precision against the reference tensors: relative error",
-    "memory": "Memory presets, two layers of each network, all on one device, against the plain one",
+    "memory": "Memory presets, two layers of each network, on one device, against the plain one",
 }
 
 
