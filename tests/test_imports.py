@@ -168,6 +168,15 @@ def test_nobody_imports_the_scripts():
             assert own or top in ("animegamer", "data_pipeline"), f"{name} imports {other}"
 
 
+def test_only_benchmarks_use_the_reference_material_of_the_tests():
+    users = {
+        name.partition(".")[0]
+        for name, path in FILES.items()
+        if any(imported.partition(".")[0] == "tests" for imported in imports(path))
+    }
+    assert users <= {"benchmarks"}
+
+
 def test_the_library_reads_no_command_line():
     for module in LIBRARY:
         names = set(imports(FILES[module]))
@@ -198,7 +207,7 @@ def test_requirements_are_what_is_imported():
     ours = {name.partition(".")[0] for name in FILES} | {"tests"}  # fixtures, for benchmarks
     tops = {name.partition(".")[0] for path in FILES.values() for name in imports(path)}
     owners = importlib.metadata.packages_distributions()
-    third_party = tops - ours - set(sys.stdlib_module_names) - set(OPTIONAL)
+    third_party = tops - ours - {"tests"} - set(sys.stdlib_module_names) - set(OPTIONAL)
     imported = {}
     for top in third_party:
         assert top in owners, f"{top!r} is imported, but not installed"
@@ -278,6 +287,7 @@ def test_import_is_light(module):
 SCRIPTS = [str(p.relative_to(ROOT)) for p in FILES.values() if p.parent.name == "scripts"]
 SCRIPTS += [name + ".py" for name in FILES if name.startswith("inference_")]
 MODULES = [name.removesuffix(".__main__") for name in FILES if name.endswith(".__main__")]
+MODULES.append("benchmarks.gpu_check")
 
 
 @pytest.mark.parametrize(

@@ -275,6 +275,16 @@ def table_rows(header):
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
+def test_the_readme_says_how_large_the_weights_are():
+    found = counts(configuration.load(FULL / "stage2.yaml", ["mllm.lora.rank=0"]))
+    gigabytes = {name: f"{2 * count / 1e9:.1f}" for name, count in found.items()}
+    said = {cells[0].partition(",")[0]: cells[2] for cells in table_rows("weights")}
+    both = f"{gigabytes['decoder, without LoRA']}, {gigabytes['video autoencoder']}"
+    assert said["CogVideoX-2B: transformer"] == both
+    assert said["T5 v1.1 XXL"] == gigabytes["T5 encoder"]
+    assert said["Mistral-7B-Instruct-v0.1"] == gigabytes["Mistral"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cells", table_rows("stage"), ids=lambda cells: " ".join(cells[:2]))
 def test_the_readme_says_what_training_is_planned_to_take(cells):

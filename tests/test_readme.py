@@ -49,7 +49,8 @@ def test_a_command_names_what_exists(name, command):
         module = command[command.index("-m") + 1]
         assert importlib.util.find_spec(module), f"no module {module}"
     files = [word for word in command if re.search(r"\.(py|sh|yaml|toml)$|^\.ci/", word)]
-    assert files or "-m" in command or command[0] in ("source", "tensorboard"), command
+    others = ("source", "tensorboard", "hf", "mv")
+    assert files or "-m" in command or command[0] in others, command
     for file in files:
         assert (ROOT / file).is_file(), f"{name}: {' '.join(command)}: no {file}"
 
