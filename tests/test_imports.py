@@ -196,15 +196,8 @@ def pinned(file):
     return {distribution(entry.partition("==")[0]) for entry, _, _ in entries}
 
 
-def test_nothing_but_benchmarks_needs_the_tests():
-    needing = [
-        name for name, path in FILES.items() if any(i.startswith("tests") for i in imports(path))
-    ]
-    assert all(name.startswith("benchmarks") for name in needing), needing
-
-
 def test_requirements_are_what_is_imported():
-    ours = {name.partition(".")[0] for name in FILES} | {"tests"}  # fixtures, for benchmarks
+    ours = {name.partition(".")[0] for name in FILES}
     tops = {name.partition(".")[0] for path in FILES.values() for name in imports(path)}
     owners = importlib.metadata.packages_distributions()
     third_party = tops - ours - {"tests"} - set(sys.stdlib_module_names) - set(OPTIONAL)
