@@ -106,6 +106,9 @@ class DecoderConfig:
     gradient_checkpointing: bool = False
 
 
+PredictionType = Literal["v_prediction", "sample"]
+
+
 @dataclass(frozen=True)
 class DiffusionConfig:
     """CogVideoX's diffusion (release): v-prediction, zero terminal SNR, shifted.
@@ -119,7 +122,7 @@ class DiffusionConfig:
         beta_end: last beta.
     """
 
-    prediction_type: Literal["v_prediction", "sample"] = "v_prediction"
+    prediction_type: PredictionType = "v_prediction"
     train_steps: int = 1000
     snr_shift: float = 3.0
     beta_start: float = 0.00085

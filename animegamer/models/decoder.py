@@ -17,7 +17,7 @@ from diffusers.models.embeddings import TimestepEmbedding, Timesteps
 from torch import nn
 
 from animegamer.checkpoint import CheckpointError, load_model
-from animegamer.config import DiffusionConfig, SamplingConfig
+from animegamer.config import DiffusionConfig, PredictionType, SamplingConfig
 from animegamer.models import diffusion
 
 _INHERITED = (
@@ -220,7 +220,7 @@ class AnimationDecoder(CogVideoXTransformer3DModel):
         f_ms: torch.Tensor,
         levels: torch.Tensor,
         seeds: Sequence[int] = (),
-        prediction_type: diffusion.PredictionType = "v_prediction",
+        prediction_type: PredictionType = "v_prediction",
     ) -> torch.Tensor:
         """The diffusion loss at uniformly drawn timesteps (release).
 

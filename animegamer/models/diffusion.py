@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 import torch
 
-from animegamer.config import DiffusionConfig, SamplingConfig
+from animegamer.config import DiffusionConfig, PredictionType, SamplingConfig
 
-PredictionType = Literal["v_prediction", "sample"]
 _LEAST_SIGMA = 0.3
 
 
@@ -67,7 +65,8 @@ def loss(
     """Squared error of each shot, in terms of v.
 
     An error of the clean latents is one of v times sigma. For ``sample``, sigma counts as 0.3 at
-    least, or the last traces of noise, where no sampling step goes, would outweigh all else.
+    least (Assumed), or the last traces of noise, where ten sampling steps never go, would outweigh
+    all else.
 
     Args:
         output: (B, F, C, H, W) float, what the decoder predicts.
