@@ -100,7 +100,12 @@ def train_text(config: Config) -> None:
     )
     language.save_tokenizer(work / "mistral/tokenizer.model", work / "mistral_tokenizer")
     tokenizer = language.load_tokenizer(work / "mistral_tokenizer")
-    ids = [[1, *tokenizer(t, add_special_tokens=False).input_ids, 2] for t in lines]
+    told: dict[str, list[list[int]]] = {}
+    for shot in shots:
+        if shot.instruction is not None:
+            line = tokenizer(str(shot.instruction), add_special_tokens=False).input_ids
+            told.setdefault(shot.episode, []).append(line)
+    ids = text.documents(list(told.values()))
     run = schedule(config, "mistral", sizes.language_base.train)
     torch.manual_seed(run.train.seed)
     mistral = text.build_mistral(sizes.language_base, len(tokenizer))

@@ -139,6 +139,13 @@ def test_batches_of_text_follow_the_index_alone():
     assert (lines.labels[lines.ids == 0] == -100).all()
 
 
+def test_documents_hold_up_to_four_instructions_of_one_game():
+    games = [[[10], [11, 12], [13], [14], [15]], [[16]]]
+    first, rest, other = text.documents(games)
+    assert first == [1, 10, 2, 11, 12, 2, 13, 2, 14, 2]
+    assert rest == [1, 15, 2] and other == [1, 16, 2]
+
+
 def test_padding():
     assert text.pad([[1, 2, 3], [4]], -100).tolist() == [[1, 2, 3], [4, -100, -100]]
 

@@ -109,8 +109,24 @@ class Corrupted:
         return source, [sentinel, *ids[start : start + length], 1]
 
 
+def documents(games: Sequence[Sequence[list[int]]]) -> list[list[int]]:
+    """Texts for Mistral: up to four instructions that follow each other in a game.
+
+    An instruction is worth more with those before it: names come back, whatever the language.
+
+    Args:
+        games: token ids of each game's instructions, in order.
+
+    Returns:
+        Token ids; a text begins with the begin token, and every instruction ends with the end
+        token.
+    """
+    parts = [game[i : i + 4] for game in games for i in range(0, len(game), 4)]
+    return [[1, *(token for line in part for token in [*line, 2])] for part in parts]
+
+
 class Lines:
-    """Mistral's task: the next token of instruction texts."""
+    """Mistral's task: the next token of texts."""
 
     def __init__(self, ids: list[list[int]], seed: int) -> None:
         self.ids, self.order = ids, Shuffle(len(ids), seed)

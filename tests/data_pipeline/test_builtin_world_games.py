@@ -66,14 +66,14 @@ def test_shares_are_balanced() -> None:
         assert max(found.values()) <= 0.45 and len(found) >= 8, name
     levels = shares(t.scene.intensity for t in turns)
     assert all(0.1 <= share <= 0.35 for share in levels.values()) and len(levels) == 5
-    for values in (
-        [t.scene.motion for t in turns],
-        [t.scene.place for t in turns],
-        [t.scene.time for t in turns],
-    ):
+    for values in ([t.scene.place for t in turns], [t.scene.time for t in turns]):
         found = shares(values)
         assert max(found.values()) <= 1.5 / len(found)
-    assert 0.3 < np.mean([len(t.scene.characters) == 2 for t in turns]) < 0.4
+    motions = shares(t.scene.motion for t in turns)
+    most = max(share for motion, share in motions.items() if motion not in SKILLED)
+    assert most <= 1.5 / (len(motions) + len(SKILLED))
+    assert all(1.5 < motions[skill] * (len(motions) + len(SKILLED)) < 2.5 for skill in SKILLED)
+    assert 0.25 < np.mean([len(t.scene.characters) == 2 for t in turns]) < 0.4
     pairs = [t.scene.characters for t in turns if len(t.scene.characters) == 2]
     assert 0.4 < np.mean([LOOKS[a].film != LOOKS[b].film for a, b in pairs]) < 0.6
 
@@ -189,6 +189,17 @@ def test_training_games_come_back_to_what_was_done() -> None:
 
     assert 0.2 < taken_up("mixed") < 0.4
     assert taken_up("standard") < 0.1
+
+
+def test_a_share_of_the_training_games_follows_one_hero() -> None:
+    def followed(kind: str) -> float:
+        told = [game for game in games(kind=kind) if game.heroes and len(game.turns) > 5]
+        shown = [
+            np.mean([game.heroes[0] in t.scene.characters for t in game.turns]) for game in told
+        ]
+        return float(np.mean(np.array(shown) > 0.75))
+
+    assert followed("mixed") > followed("standard") + 0.12
 
 
 def test_every_skill_is_shown_by_someone_of_each_film_and_asked_of_others() -> None:
