@@ -13,9 +13,14 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
 from animegamer.atomic import write_bytes, write_text
+
+
+EMPTY_TEXT = "empty_text.safetensors"
+"""In a store of shots: f_md of the empty text, which a dropped action text becomes."""
 
 
 class FeatureError(RuntimeError):
@@ -86,6 +91,29 @@ class FeatureWriter:
             self.index["rows"][name] = [number, row, content]
         write_text(self.directory / "index.json", json.dumps(self.index))
         self.pending, self.bytes = [], 0
+
+
+def write_empty_text(directory: str | Path, f_md: np.ndarray) -> None:
+    """Stores f_md of the empty text, (N_t, W_t), so that training needs no text encoder."""
+    path, content = Path(directory) / EMPTY_TEXT, serialize({"f_md": np.ascontiguousarray(f_md)})
+    if not path.is_file() or path.read_bytes() != content:
+        write_bytes(path, content)
+
+
+def read_empty_text(directory: str | Path) -> np.ndarray:
+    """f_md of the empty text, (N_t, W_t) float32.
+
+    Raises:
+        FeatureError: if it is missing or damaged.
+    """
+    path = Path(directory) / EMPTY_TEXT
+    try:
+        return load_file(path)["f_md"].astype(np.float32)
+    except (FileNotFoundError, SafetensorError, KeyError) as error:
+        raise FeatureError(
+            f"{path} is missing or damaged ({error}): run python -m data_pipeline.features again, "
+            "which makes only what is missing"
+        ) from None
 
 
 def _read_index(path: Path) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def select_trainable(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, l
         Parameter names by pattern; a parameter belongs to the last pattern that matches it.
 
     Raises:
-        ValueError: if an entry matches nothing, or there is none.
+        ValueError: if an entry matches nothing, there is none, or what LoRA lies on would train.
     """
     if not patterns:
         raise ValueError("train.trainable is empty: name what trains, such as [encoder, decoder]")
@@ -57,6 +57,13 @@ def select_trainable(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, l
         if not found:
             children = ", ".join(name for name, _ in model.named_children())
             raise ValueError(f"train.trainable: {pattern!r} matches no parameter of {children}")
+        frozen = [name for name in found if ".base_layer." in name]
+        if frozen:
+            raise ValueError(
+                f"train.trainable: {pattern!r} takes {len(frozen)} weights of the base that LoRA "
+                f"lies on, the first {frozen[0]}: name {pattern}.lora and what else trains, or set "
+                "the LoRA rank to 0 to train the base"
+            )
         owner.update(dict.fromkeys(found, pattern))
     groups: dict[str, list[str]] = {pattern: [] for pattern in patterns}
     for name, parameter in model.named_parameters():

@@ -76,10 +76,13 @@ class ShotValidation:
 
     def _pixels(self, latents: torch.Tensor) -> np.ndarray:
         """(B, F, C, H, W) latents -> (B, frames, H, W, 3) uint8."""
+        # Between validations the autoencoder leaves the device's memory to the training.
+        self.autoencoder.model.to(latents.device)
         parts = [
             self.autoencoder.decode(latents[i : i + 8]).float().cpu()
             for i in range(0, len(latents), 8)
         ]
+        self.autoencoder.model.to("cpu")
         return to_uint8(torch.cat(parts).permute(0, 2, 3, 4, 1).numpy())
 
 

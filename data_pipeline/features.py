@@ -57,7 +57,7 @@ def make_features(config: Config, directory: str) -> None:
     import torch
     from tqdm import tqdm
 
-    from animegamer.features import FeatureWriter
+    from animegamer.features import FeatureWriter, write_empty_text
     from animegamer.models import backbones
     from animegamer.records import read_shots
     from animegamer.video import to_float
@@ -109,6 +109,7 @@ def make_features(config: Config, directory: str) -> None:
                 )
     writer.flush()
     bar.close()
+    write_empty_text(config.data.features, half(text_encoder([""]))[0])
 
 
 def _chunks(total: int, size: int) -> Iterator[range]:

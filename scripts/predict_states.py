@@ -119,9 +119,12 @@ def main(arguments: list[str] | None = None) -> Any:
     from animegamer.models.encoder import ActionAwareEncoder
     from animegamer.models.mllm import NextStateMLLM
     from animegamer.models.state_model import StateModel
+    from animegamer.parallel import LaunchError, process_count
     from animegamer.records import read_episodes
     from data_pipeline.features import feature_source
 
+    if process_count() > 1:
+        raise LaunchError(f"{process_count()} processes would write the same file: start one")
     config = configuration.load(options.config, options.overrides)
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
@@ -129,8 +132,10 @@ def main(arguments: list[str] | None = None) -> Any:
         raise configuration.ConfigError("stage 3 needs train.init: the run of stage 1")
     weights, mllm = exported(config.train.init) / "encoder", exported(config.data.mllm) / "mllm"
     encoder = load_model(ActionAwareEncoder, weights)
-    model = StateModel(encoder, NextStateMLLM.from_pretrained(mllm)).eval()
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    half = device == "cuda" and config.train.precision == "bf16"  # 7B: 14 GB instead of 29
+    loaded = NextStateMLLM.from_pretrained(mllm, dtype=torch.bfloat16 if half else torch.float32)
+    model = StateModel(encoder, loaded).eval().to(device)
     store = FeatureStore(config.data.features, feature_source(config.backbones))
     source = {"encoder": fingerprint(weights), "mllm": fingerprint(mllm)}
     writer = FeatureWriter(config.data.predictions, source)

@@ -23,7 +23,7 @@ def build_model(config: Config, data: ShotDataset) -> ShotModel:
     import torch
 
     from animegamer.checkpoint import exported, load_model
-    from animegamer.models.backbones import load_text_encoder
+    from animegamer.features import read_empty_text
     from animegamer.models.decoder_files import add_lora, load_decoder
     from animegamer.models.encoder import ActionAwareEncoder
     from animegamer.models.shot_model import ShotModel, new_encoder
@@ -40,7 +40,7 @@ def build_model(config: Config, data: ShotDataset) -> ShotModel:
             add_lora(decoder, config.decoder.lora, config.backbones.video_base)
     if config.decoder.gradient_checkpointing:
         decoder.enable_gradient_checkpointing()
-    null_features = load_text_encoder(config.backbones)([""])[0]
+    null_features = torch.from_numpy(read_empty_text(config.data.features))
     return ShotModel(encoder, decoder, config.diffusion, null_features)
 
 

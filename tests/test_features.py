@@ -191,3 +191,21 @@ def test_a_transposed_view_is_stored_as_it_reads(tmp_path):
         writer.add(name, "content", {"latents": array})
     writer.flush()
     np.testing.assert_array_equal(FeatureStore(tmp_path)["two"]["latents"], array)
+
+
+def test_the_empty_text_is_stored_beside_the_shards(tmp_path):
+    f_md = np.arange(6, dtype=np.float16).reshape(2, 3)
+    features.write_empty_text(tmp_path, f_md.T)
+    assert np.array_equal(features.read_empty_text(tmp_path), f_md.T.astype(np.float32))
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut"])
+def test_an_empty_text_that_is_not_there_is_named(tmp_path, damage):
+    features.write_empty_text(tmp_path, np.zeros((2, 3), np.float16))
+    path = tmp_path / features.EMPTY_TEXT
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(FeatureError, match="empty_text.* run python -m data_pipeline.features"):
+        features.read_empty_text(tmp_path)

@@ -24,6 +24,7 @@ from animegamer.config import load
 from animegamer.features import FeatureError, FeatureStore
 from animegamer.models.backbones import load_autoencoder, load_image_encoder, load_text_encoder
 from animegamer.models.mllm import NextStateMLLM
+from animegamer.parallel import LaunchError
 from animegamer.records import read_shots
 from animegamer.training_log import Log
 from animegamer.video import VideoError, read_video, to_float
@@ -479,6 +480,12 @@ def test_a_stage_that_needs_another_says_so(work, tmp_path, script):
             "train.init=null",
             f"train.run={tmp_path / 'run'}",
         )
+
+
+def test_predictions_are_made_by_one_process(work, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(LaunchError, match="2 processes would write the same file: start one"):
+        run("scripts.predict_states", "stage3", work)
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder"])

@@ -197,6 +197,15 @@ def test_select_trainable_freezes_again():
     assert not any(p.requires_grad for p in model.decoder.parameters())
 
 
+def test_weights_under_lora_do_not_train_by_accident():
+    model = nn.Module()
+    model.mllm = nn.ModuleDict({"q_proj": nn.ModuleDict({"base_layer": nn.Linear(2, 2)})})
+    model.mllm["q_proj"]["lora_A"] = nn.Linear(2, 2, False)
+    assert list(select_trainable(model, ("mllm.lora",))["mllm.lora"])
+    with pytest.raises(ValueError, match=r"'mllm' takes 2 weights .* name mllm.lora .* rank to 0"):
+        select_trainable(model, ("mllm",))
+
+
 @pytest.mark.parametrize("entry", ["decode", "decoder.motion_scope", "lora", ""])
 def test_an_entry_that_matches_nothing_is_an_error(entry):
     with pytest.raises(ValueError, match=f"'{entry}' matches no parameter of encoder, decoder"):
