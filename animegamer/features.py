@@ -18,7 +18,6 @@ from safetensors.numpy import save as serialize
 
 from animegamer.atomic import write_bytes, write_text
 
-
 EMPTY_TEXT = "empty_text.safetensors"
 """In a store of shots: f_md of the empty text, which a dropped action text becomes."""
 
