@@ -19,9 +19,9 @@ from data_pipeline.builtin_world.renderer import SceneSpec
 from data_pipeline.builtin_world.rules import Before, state_change
 
 KINDS = ("mixed", "standard", "skill", "long", "language")
-# Who has a skill in training: everyone has one of the two. With fewer owners it is learnt whose the
-# skill is instead of what it looks like.
-SKILLED = {"fly": ("Mavi", "Orin", "Pela"), "drive": ("Bruk", "Juno", "Nilo")}
+# Who has a skill in training. Some have both: where a name has one skill alone, it stands in for the
+# verb, and what the skill looks like is learnt only together with the name.
+SKILLED = {"fly": ("Mavi", "Orin", "Pela", "Juno"), "drive": ("Bruk", "Juno", "Nilo", "Orin")}
 OPENING_SHARE = 0.8
 PAIR_SHARE = 0.45
 ACROSS_SHARE = 0.45
@@ -206,7 +206,7 @@ class _Storyteller:
             without = {m: [c for c in cast if c not in owners] for m, owners in SKILLED.items()}
             motion = rng.choice([m for m in SKILLED if without[m]])
             return (rng.choice(without[motion]),), motion
-        # Half of the characters have each skill, so it is told of twice as often.
+        # Solo and not everyone's: told of twice as often, so that every owner is seen at it.
         motions = (*MOTIONS, *SKILLED) if self._kind == "mixed" else MOTIONS
         while True:
             motion = rng.choice(motions)
