@@ -19,8 +19,8 @@ from data_pipeline.builtin_world.renderer import SceneSpec
 from data_pipeline.builtin_world.rules import Before, state_change
 
 KINDS = ("mixed", "standard", "skill", "long", "language")
-# Who has a skill in training. Some have both: where a name has one skill alone, it stands in for the
-# verb, and what the skill looks like is learnt only together with the name.
+# Who has a skill in training. Some have both: a name that comes with one skill alone stands in for
+# the verb, and what the skill looks like is learnt only together with the name.
 SKILLED = {"fly": ("Mavi", "Orin", "Pela", "Juno"), "drive": ("Bruk", "Juno", "Nilo", "Orin")}
 OPENING_SHARE = 0.8
 PAIR_SHARE = 0.45
