@@ -194,6 +194,8 @@ class DataConfig:
             history (paper), or its ``own`` predictions, as in play.
         min_turns: shortest training subset of turns.
         max_turns: longest training subset of turns. Release: 5.
+        alone_share: share of training subsets that are one turn without its history, beyond those
+            that are one turn long anyway.
         sink_share: share of training subsets that open with turn 0 and skip to later turns.
         supervise_first: ``always`` predicts every subset's first turn (paper); ``game_start`` only
             those that really open their game, so that nothing unexplained is averaged.
@@ -212,6 +214,7 @@ class DataConfig:
     prediction_history: Literal["true", "own"] = "true"
     min_turns: int = 1
     max_turns: int = 5
+    alone_share: float = 0.0
     sink_share: float = 0.0
     supervise_first: Literal["always", "game_start"] = "always"
     workers: int = 2

@@ -98,7 +98,7 @@ class GameDataset:
         episodes: the games, read without hidden attributes.
         features: ``f_v`` (N_v, W_v) and ``f_md`` (N_t, W_t) float16 by shot id.
         language: renders the turns.
-        config: ``min_turns``, ``max_turns``, ``sink_share`` and ``supervise_first``.
+        config: ``min_turns``, ``max_turns``, ``alone_share``, ``sink_share``, ``supervise_first``.
         seed: of the drawing.
         group: samples of a step, over all processes. Above 1, samples of similar length are put
             next to each other within every 16 steps, which saves most of the padding.
@@ -176,6 +176,8 @@ class GameDataset:
         random = np.random.default_rng((self.seed, 1, position))
         length = int(random.integers(config.min_turns, config.max_turns + 1))
         sink = bool(random.random() < config.sink_share)
+        if random.random() < config.alone_share:
+            return [shots[end]], [True]
         if sink and length >= 3 and end + 2 - length >= 2:
             view = [0, *range(end + 2 - length, end + 1)]
         else:

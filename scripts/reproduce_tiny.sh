@@ -39,12 +39,11 @@ minutes, cores, bf16 = (int(argument) for argument in sys.argv[1:])
 GAMES, VALIDATION_GAMES, SHOTS_A_GAME = 6000, 80, 5.5
 # A step of whole shots; of first frames; seconds.
 STEP = {"video_base": (0.57, 0.52), "stage1_warmup": (0.5, 0.5), "stage1_joint": (0.61, 0.56),
-        "stage1_decoder": (0.61, 0.56), "stage2_warmup": (0.38, 0.38), "stage2": (0.62, 0.62),
-        "stage3": (0.61, 0.56)}
+        "stage1_decoder": (0.61, 0.56), "stage2": (0.62, 0.62), "stage3": (0.61, 0.56)}
 BACKBONE = {"text_encoder.train": 0.07, "language_base.train": 0.13, "image_encoder.train": 0.26,
             "autoencoder.train": 0.2, "autoencoder.decoder_train": 0.18}
 DRAW, FEATURES, PREDICT, PLAY = 0.22, 0.02, 0.02, 0.5  # a game; a shot; a shot; a judged shot
-PROBES, START = 1000, 15  # held-out games and probes; loading, for each of some 15 steps
+PROBES, START = 1000, 15  # held-out games and probes; loading, for each of some 14 steps
 WITHOUT_BF16 = 1.5  # float32 took 1.3 times as long on that core
 TWO_THREADS = 1.6  # assumed: how much faster two threads are than one, with room in the estimate
 
@@ -79,10 +78,10 @@ def seconds(share):
                + stage("stage3") + slower * share * judged * PLAY
                + games * SHOTS_A_GAME * (FEATURES + PREDICT))
     return (
-        games * DRAW / cores + in_turn / (1 if cores == 1 else TWO_THREADS) + 15 * START
+        games * DRAW / cores + in_turn / (1 if cores == 1 else TWO_THREADS) + 14 * START
         + beside(backbones("autoencoder.train"), backbones(*list(BACKBONE)[:3]))
         + beside(stage("stage1_decoder"),
-                 stage("stage2_warmup") + stage("stage2") + backbones("autoencoder.decoder_train") + PROBES)
+                 stage("stage2") + backbones("autoencoder.decoder_train") + PROBES)
     )
 
 
@@ -199,8 +198,7 @@ up_to_the_encoder() {
 }
 train_decoder() { train stage1_decoder "$half" train_stage1 "train.init=$RUNS/stage1_joint"; }
 train_mllm_and_judges() {
-  train stage2_warmup "$half" train_stage2 "train.init=$RUNS/stage1_joint"
-  train stage2 "$half" train_stage2 "train.init=$RUNS/stage2_warmup"
+  train stage2 "$half" train_stage2 "train.init=$RUNS/stage1_joint"
   backbones autoencoder_decoder '[autoencoder_decoder]'
   evaluation prepare_evaluation "$half" prepare_evaluation
 }
@@ -214,7 +212,7 @@ to_the_end() {
   train stage3 "$CORES" train_stage3 "train.init=$RUNS/stage1_decoder"
   script assemble 1 assemble_checkpoint assemble "assemble.encoder=$RUNS/stage1_joint" \
     "assemble.decoder=$RUNS/stage3" "assemble.mllm=$RUNS/stage2" "assemble.output=$checkpoint" \
-    "assemble.curves=[$RUNS/video_base,$RUNS/stage1_joint,$RUNS/stage1_decoder,$RUNS/stage2_warmup,$RUNS/stage2,$RUNS/stage3]"
+    "assemble.curves=[$RUNS/video_base,$RUNS/stage1_joint,$RUNS/stage1_decoder,$RUNS/stage2,$RUNS/stage3]"
   evaluation evaluate "$CORES" evaluate
 }
 

@@ -98,7 +98,10 @@ def train_text(config: Config) -> None:
     text.train_vocabulary(
         lines, sizes.text_encoder.vocabulary, work / "mistral/tokenizer.model", llama=True
     )
-    language.save_tokenizer(work / "mistral/tokenizer.model", work / "mistral_tokenizer")
+    # With the special tokens: embeddings of their own, where a base that grows gives its mean.
+    frames = 1 << (paths.text_tokens + paths.visual_tokens - 1).bit_length()
+    pieces = work / "mistral/tokenizer.model"
+    language.save_tokenizer(pieces, work / "mistral_tokenizer", frames)
     tokenizer = language.load_tokenizer(work / "mistral_tokenizer")
     told: dict[str, list[list[int]]] = {}
     for shot in shots:
@@ -113,7 +116,7 @@ def train_text(config: Config) -> None:
 
     def write_mistral(directory: Path) -> None:
         mistral.half().save_pretrained(directory)
-        language.save_tokenizer(work / "mistral/tokenizer.model", directory)
+        language.save_tokenizer(pieces, directory, frames)
 
     replace_directory(paths.language_base, write_mistral)
 

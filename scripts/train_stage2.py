@@ -1,8 +1,7 @@
 """Stage 2: next game state prediction (paper Sec. 3.2): the MLLM on games of cached features.
 
-The encoder of stage 1 is frozen. The tiny scale warms up on shots without a history:
+The encoder of stage 1 is frozen:
 
-    python scripts/train_stage2.py --config configs/tiny/stage2_warmup.yaml
     python scripts/train_stage2.py --config configs/tiny/stage2.yaml
 """
 
@@ -21,8 +20,6 @@ def main(arguments: list[str] | None = None) -> Any:
     parser.add_argument("--config", default="configs/tiny/stage2.yaml")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     options = parser.parse_args(arguments)
-    import shutil
-
     import torch
 
     from animegamer import config as configuration
@@ -77,16 +74,12 @@ def main(arguments: list[str] | None = None) -> Any:
                 sums[name] = sums.get(name, 0.0) + float(value) / train.validation_batches
         return sums
 
-    def export(directory: Path) -> None:
-        mllm.save_pretrained(directory / "mllm")
-        shutil.copytree(weights / "encoder", directory / "encoder")  # so that a run can go on here
-
     fit(
         config,
         model,
         data.batch,
         validate=validate,
-        export=export,
+        export=lambda directory: mllm.save_pretrained(directory / "mllm"),
         parents={
             **source,
             "init": fingerprint(weights / "encoder"),

@@ -139,6 +139,14 @@ def test_game_start_predicts_what_the_view_explains(language):
     assert {("a", 0, 2), ("b", 1, 1), ("c", 1, 1), ("d", 0, 2), ("e", 7, 2)} <= seen
 
 
+def test_a_share_of_the_subsets_is_one_turn_without_its_history(language):
+    alone = list(views(dataset(language, alone_share=1.0, supervise_first="game_start")))
+    assert all(len(turns) == 1 and supervised == [True] for turns, supervised, _ in alone)
+    assert {turns[0] for turns, _, _ in alone} > {1, 2, 3}
+    some = [len(turns) for turns, _, _ in views(dataset(language, alone_share=0.5, min_turns=2))]
+    assert 0.3 < np.mean(np.array(some) == 1) < 0.7
+
+
 def test_the_sink_keeps_the_first_turn_in_view(language):
     data = dataset(language, sink_share=1.0, supervise_first="game_start", min_turns=3)
     skipped = 0

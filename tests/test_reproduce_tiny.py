@@ -43,7 +43,6 @@ def test_what_it_calls_exists():
         "stage1_warmup",
         "stage1_joint",
         "stage1_decoder",
-        "stage2_warmup",
         "stage2",
         "stage3",
     ]
@@ -73,14 +72,7 @@ def test_the_short_version_scales_everything_and_fits(cores):
     assert done.returncode == 0, done.stderr
     assert int(lines["estimate"][0]) <= 90
     shares = []
-    for name in (
-        "video_base",
-        "stage1_joint",
-        "stage1_decoder",
-        "stage2_warmup",
-        "stage2",
-        "stage3",
-    ):
+    for name in ("video_base", "stage1_joint", "stage1_decoder", "stage2", "stage3"):
         full = config.load(ROOT / f"configs/tiny/{name}.yaml").train
         short = config.load(ROOT / f"configs/tiny/{name}.yaml", lines[name]).train
         assert short.warmup_steps < short.steps < full.steps

@@ -99,9 +99,7 @@ def run_all(work: Path) -> None:
     stage1 = f"train.init={work / 'runs' / 'stage1_warmup'}"
     run("scripts.train_stage1", "stage1_joint", work, *SHORT, stage1, "train.validate_every=2")
     init = f"train.init={work / 'runs' / 'stage1_joint'}"
-    run("scripts.train_stage2", "stage2_warmup", work, *SHORT, init)
-    alone = f"train.init={work / 'runs' / 'stage2_warmup'}"
-    run("scripts.train_stage2", "stage2", work, *SHORT, alone, "train.validate_every=2")
+    run("scripts.train_stage2", "stage2", work, *SHORT, init, "train.validate_every=2")
     run("scripts.predict_states", "stage3", work, init)
     own = f"data.predictions={work / 'data' / 'own'}"
     run("scripts.predict_states", "stage3", work, init, own, "data.prediction_history=own")

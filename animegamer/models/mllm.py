@@ -121,7 +121,8 @@ class NextStateMLLM(nn.Module):
 
         The tokenizer gets the special tokens, with as many slots as the next power of two holds
         (release: 256 for 226). Release: their embeddings start at the mean of the old ones and
-        their ``lm_head`` rows at three times the mean.
+        their ``lm_head`` rows at three times the mean. Assumed: ``s_a`` enters at the scale of the
+        words' embeddings.
 
         Args:
             base: directory of Mistral (transformers layout) with its tokenizer.
@@ -142,9 +143,20 @@ class NextStateMLLM(nn.Module):
             llm = add_lora(llm, config.lora)
         language = Language(tokenizer, num_tokens, config.max_turn_tokens)
         model = cls(llm, language, config, width, Path(base))
+        model._enter_at_the_scale_of_words()
         model.input_projection.to(dtype)
         model.output_projection.to(dtype)
         return model.eval()
+
+    @torch.no_grad()
+    def _enter_at_the_scale_of_words(self) -> None:
+        """Scales what ``input_projection`` makes of layer-normed tokens to the embeddings' size."""
+        words = self.mistral.get_input_embeddings().weight.float()
+        generator = torch.Generator().manual_seed(0)
+        found = self.input_projection(torch.randn(256, self.width, generator=generator))
+        last = self.input_projection[-1]
+        for parameter in (last.weight, last.bias):
+            parameter.mul_(words.square().mean().sqrt() / found.square().mean().sqrt())
 
     @classmethod
     def from_pretrained(

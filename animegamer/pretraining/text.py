@@ -161,7 +161,12 @@ def build_t5(sizes: TextEncoderSizes, vocabulary: int) -> T5ForConditionalGenera
 
 
 def build_mistral(sizes: LanguageBaseSizes, vocabulary: int) -> MistralForCausalLM:
-    """A Mistral of the configured size, full attention at these lengths."""
+    """A Mistral of the configured size, full attention at these lengths.
+
+    Its embeddings are as large as what the layers add to them. As small as usual they count in the
+    first layer alone, and a model of few layers cannot look from a word or a picture of the history
+    to another.
+    """
     config = MistralConfig(
         vocab_size=vocabulary,
         hidden_size=sizes.width,
@@ -175,10 +180,15 @@ def build_mistral(sizes: LanguageBaseSizes, vocabulary: int) -> MistralForCausal
         bos_token_id=1,
         eos_token_id=2,
         tie_word_embeddings=False,
-        # Fan-in scale: new query rows start at the mean embedding and learn slowly if it is tiny.
         initializer_range=0.07,
     )
-    return MistralForCausalLM(config)
+    model = MistralForCausalLM(config)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.normal_()
+        for layer in model.model.layers:
+            for added in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                added.weight.mul_(0.25)
+    return model
 
 
 def save_t5_tokenizer(model: Path, directory: Path) -> Any:
