@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from animegamer.models.decoder_files import load_decoder
@@ -95,8 +94,11 @@ def test_two_processes_save_what_one_saves(runs, mode):
         a, b = load_file(one / file), load_file(path / mode / "step_0000004" / file)
         assert a.keys() == b.keys(), file
         for name, value in a.items():
-            # Muon levels singular values, those that are but rounding errors, too.
-            torch.testing.assert_close(b[name], value, rtol=1e-3, atol=5e-3, msg=f"{file}: {name}")
+            # Muon levels singular values, those that are but rounding errors, too: single weights
+            # may differ by most of a step, the others hardly.
+            apart = (b[name].double() - value.double()).abs()
+            largest, mean = float(apart.max()), float(apart.mean())
+            assert largest < 1e-2 and mean < 5e-4, (file, name, largest, mean)
 
 
 @pytest.mark.parametrize("runs", ["stage1 lora", "stage2 lora"], indirect=True)
