@@ -111,7 +111,7 @@ def train_text(config: Config) -> None:
     ids = text.documents(list(told.values()))
     run = schedule(config, "mistral", sizes.language_base.train)
     torch.manual_seed(run.train.seed)
-    mistral = text.build_mistral(sizes.language_base, len(tokenizer))
+    mistral = text.build_mistral(sizes.language_base, len(tokenizer), tokenizer.vocab_size)
     train_to_end(run, text.TextLoss(mistral), text.Lines(ids, run.train.seed))
 
     def write_mistral(directory: Path) -> None:

@@ -162,6 +162,17 @@ def test_a_t5_learns(vocabulary):
     assert after < before
 
 
+def test_words_count_beside_what_the_layers_add():
+    sizes = LanguageBaseSizes(width=32, layers=2, heads=2, key_value_heads=1, feed_forward=32)
+    mistral = text.build_mistral(sizes, 400, words=300)
+    embeddings = mistral.get_input_embeddings().weight
+    assert float(embeddings[:300].std()) == pytest.approx(1, abs=0.05)
+    assert float(embeddings[300:].std()) == pytest.approx(0.3, abs=0.05)
+    states = mistral.model(torch.arange(9)[None], output_hidden_states=True).hidden_states
+    added = (states[1] - states[0]).norm(dim=-1)
+    assert float((added / states[0].norm(dim=-1)).max()) < 1
+
+
 def test_a_mistral_learns_and_padding_does_not_count():
     torch.manual_seed(0)
     sizes = LanguageBaseSizes(width=16, layers=1, heads=2, key_value_heads=1, feed_forward=16)

@@ -160,12 +160,19 @@ def build_t5(sizes: TextEncoderSizes, vocabulary: int) -> T5ForConditionalGenera
     return T5ForConditionalGeneration(config)
 
 
-def build_mistral(sizes: LanguageBaseSizes, vocabulary: int) -> MistralForCausalLM:
+def build_mistral(
+    sizes: LanguageBaseSizes, vocabulary: int, words: int | None = None
+) -> MistralForCausalLM:
     """A Mistral of the configured size, full attention at these lengths.
 
     Its embeddings are as large as what the layers add to them. As small as usual they count in the
     first layer alone, and a model of few layers cannot look from a word or a picture of the history
     to another.
+
+    Args:
+        sizes: of the model.
+        vocabulary: tokens.
+        words: how many of them are words; special tokens behind them start closer together.
     """
     config = MistralConfig(
         vocab_size=vocabulary,
@@ -184,7 +191,9 @@ def build_mistral(sizes: LanguageBaseSizes, vocabulary: int) -> MistralForCausal
     )
     model = MistralForCausalLM(config)
     with torch.no_grad():
-        model.get_input_embeddings().weight.normal_()
+        embeddings = model.get_input_embeddings().weight.normal_()
+        if words is not None:
+            embeddings[words:].mul_(0.3)
         for layer in model.model.layers:
             for added in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 added.weight.mul_(0.25)
